@@ -1,0 +1,105 @@
+"""What caches in int8 cost, and save, beside those of float16: decode over long contexts, and what a model then says.
+
+    python bench/kv_dtypes.py MODEL [--tokens N] [--sequences N] [--steps N] [--repeats N] [--executor NAME]
+
+Two engines in one process, in turn, on one thread: decode steps over N tokens of context each, by CPU seconds, which
+other programs change little; and the log probabilities of a text's tokens (perplexity.txt), read 512 at a time.
+"""
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Sequence
+from importlib.resources import files
+from math import exp
+from pathlib import Path
+from statistics import fmean, median
+
+from tokenizers import Tokenizer
+
+from polyfleet.engine import Engine, EngineOptions
+from polyfleet.loading.load import load_model
+from polyfleet.wire.requests import SequenceRequest
+
+KINDS = ("auto", "int8")
+WINDOW = 512  # tokens of the text that are read together
+
+
+def decode_seconds(engine: Engine, steps: int) -> float:
+    """CPU seconds of a step, of all sequences that run."""
+    began = time.process_time()
+    for _ in range(steps):
+        engine.step()
+    return (time.process_time() - began) / steps
+
+
+def begin(engine: Engine, contexts: Sequence[tuple[int, ...]], new_tokens: int) -> None:
+    """All prompts are computed, and each sequence has a token."""
+    for number, context in enumerate(contexts):
+        engine.add(SequenceRequest(str(number), context, max_tokens=new_tokens, ignore_eos=True))
+    begun: set[str] = set()
+    while len(begun) < len(contexts):
+        begun |= {each.sequence_id for each in engine.step() if each.tokens}
+
+
+def logprobs(engine: Engine, token_ids: Sequence[int]) -> list[float]:
+    """Of each token of a text behind the first of its window."""
+    found = list[float]()
+    for first in range(0, len(token_ids) - WINDOW + 1, WINDOW):
+        window = tuple(token_ids[first : first + WINDOW])
+        engine.add(SequenceRequest(f"text {first}", window, max_tokens=1, prompt_logprobs=0))
+        while engine.has_work:
+            found += [token.logprob for update in engine.step() for token in update.prompt_logprobs]
+    return found
+
+
+def compare_texts(model: str, wide: Engine, narrow: Engine, text: str) -> None:
+    """Print what both think of a text, where the model has a tokenizer."""
+    assets = load_model(model, numbers=False).tokenizer
+    if assets is None:
+        return
+    token_ids = Tokenizer.from_str(json.dumps(json.loads(assets.document)["tokenizer"])).encode(text).ids
+    mine, theirs = (logprobs(engine, token_ids) for engine in (wide, narrow))
+    differences = [abs(a - b) for a, b in zip(mine, theirs, strict=True)]
+    print(f"perplexity of {len(mine)} tokens: {exp(-fmean(mine)):.4f}, int8 {exp(-fmean(theirs)):.4f}")
+    print(f"their log probabilities differ by {fmean(differences):.4f} in the mean, {max(differences):.3f} at most")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--sequences", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--executor", default="auto")
+    parser.add_argument("--text", type=Path, default=Path(str(files("polyfleet.loading") / "perplexity.txt")))
+    given = parser.parse_args()
+    new_tokens = given.steps * given.repeats + 2
+    context = given.tokens + new_tokens
+    engines = {}
+    for kind in KINDS:
+        sizes = {"context_length": context, "kv_cache_tokens": given.sequences * (context + 32)}
+        sizes |= {"max_sequences": given.sequences, "threads": given.threads}
+        options = EngineOptions(executor=given.executor, kv_dtype=kind, prefix_cache=False, **sizes)
+        engines[kind] = Engine.load(given.model, options)
+    wide, narrow = (engines[kind] for kind in KINDS)
+    draw, vocabulary = random.Random(1), wide.facts.vocabulary_size
+    prompts = [tuple(draw.randrange(vocabulary) for _ in range(given.tokens)) for _ in range(given.sequences)]
+    for engine in engines.values():
+        begin(engine, prompts, new_tokens)
+    turns = [[decode_seconds(engine, given.steps) for engine in engines.values()] for _ in range(given.repeats)]
+    (first, second), ratio = (median(each) for each in zip(*turns, strict=True)), median(a / b for a, b in turns)
+    print(f"{wide.facts.executor} and {narrow.facts.executor}, {given.sequences} x {given.tokens} tokens of context")
+    print(f"a decode step: {1e3 * first:.2f} ms of CPU, int8 {1e3 * second:.2f}: {ratio:.2f} times as fast in turn")
+    for engine in engines.values():
+        while engine.has_work:
+            engine.step()
+    compare_texts(given.model, wide, narrow, given.text.read_text())
+
+
+if __name__ == "__main__":
+    main()
