@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from polyfleet.gateway.http.choices import INVALID, choices
 from polyfleet.gateway.http.openai.bodies import (
     NOTHING,
     NULL,
@@ -22,6 +23,7 @@ from polyfleet.gateway.http.openai.bodies import (
 from polyfleet.wire.limits import FieldError, check_count
 
 MOST_COLONS = 20_000  # of what is looked through for nulls: so many fields take 10 ms
+LONGEST_SHOWN = 60  # characters of a value that is none of those which are possible
 LONGEST_NEUTRAL_BYTES = 1024  # of what asks for nothing, however it is laid out
 UNKNOWN = "is not a field of this request"
 SHAPE_PROBLEMS = {  # how msgspec begins, and what we say of the field
@@ -122,7 +124,7 @@ def _read(data: bytes, kind: type[ReadT], field: str = "") -> ReadT:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        raise _field_error(str(error), field) from None
+        raise _field_error(str(error), field, kind) from None
     except RecursionError:
         raise FieldError("", "the body is nested too deeply to be read") from None
     except ValueError as error:  # as msgspec.DecodeError is
@@ -147,10 +149,16 @@ def _is_one_of(value: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
         return False
 
 
-def _field_error(message: str, field: str) -> FieldError:
-    """msgspec's message as path, behind `field`, and problem; the latter names a missing or unknown field."""
+def _field_error(message: str, field: str, kind: Any) -> FieldError:
+    """msgspec's message on a `kind` as path, behind `field`, and problem.
+
+    The latter names a missing or unknown field, or the values of which one has to be there.
+    """
     message = message.replace(" - at `key` in `$", " as a key - at `$")
     problem, _, path = message.partition(" - at `$")
+    if (invalid := INVALID.fullmatch(problem)) and (known := choices(kind, path.rstrip("`"))):
+        several = "one of " if len(known) > 1 else ""
+        problem = f"must be {several}{', '.join(known)}, not {invalid[1]:.{LONGEST_SHOWN}}"
     path = field + path.rstrip("`") if field else path.rstrip("`").lstrip(".")
     for opening, said in SHAPE_PROBLEMS.items():
         if problem.startswith(opening):

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from polyfleet.gateway.http.decoding import MOST_COLONS, decode, decode_inputs, decode_messages
+from polyfleet.gateway.http.messages.body import MessagesBody
 from polyfleet.gateway.http.openai.bodies import ChatBody, CompletionBody, EmbeddingsBody, Strict
 from polyfleet.gateway.http.openai.translate import chat_request
 from polyfleet.wire.limits import FieldError
@@ -59,6 +60,39 @@ def test_wrong_type_names_the_field(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(FieldError) as caught:
         decode_messages(chat(**fields).messages, 10)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "field", "problem"),
+    [
+        (
+            *(ChatBody, {"reasoning_effort": "huge"}, "reasoning_effort"),
+            "must be one of high, low, medium, minimal, none, xhigh, not 'huge'",
+        ),
+        (
+            *(EmbeddingsBody, {"input": "a", "encoding_format": "hex"}, "encoding_format"),
+            "must be one of base64, float, not 'hex'",
+        ),
+        (
+            *(EmbeddingsBody, {"input": "a", "encoding_format": "x" * 99}, "encoding_format"),
+            f"must be one of base64, float, not '{'x' * 59}",
+        ),
+        (
+            *(MessagesBody, {"max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "document"}]}]}),
+            *(
+                "messages[0].content[0].type",
+                "must be one of text, image, thinking, tool_use, tool_result, not 'document'",
+            ),
+        ),
+    ],
+)
+def test_a_value_that_is_none_of_those_which_are_possible(
+    kind: type[Strict], fields: dict[str, Any], field: str, problem: str
+) -> None:
+    messages = {} if kind is EmbeddingsBody else {"messages": [USER]}
+    with pytest.raises(FieldError) as caught:
+        decode(msgspec.json.encode(messages | fields), kind)
+    assert (caught.value.field, caught.value.problem) == (field, problem)
 
 
 @pytest.mark.parametrize(
