@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -124,6 +125,31 @@ def test_a_vocabulary_that_is_larger_than_the_embedding(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "other", SHAPE)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
     assert "token id 257 is outside the model's vocabulary of 96" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("merge", "reason"),
+    [
+        ("zz qq", "merges holds 'zz qq', which joins no two tokens into a third"),
+        (["a", "b"], r"merges holds ['a', 'b'], which joins no two tokens into a third"),
+        ("abc", "merges holds 'abc', which is no pair of tokens"),
+        (3, "merges holds 3, which is no pair of tokens"),
+    ],
+)
+def test_merges_of_what_is_no_token(tmp_path: Path, merge: Any, reason: str) -> None:
+    """The tokenizers library refuses them, where the model would serve already."""
+    folder, content = write_folder(tmp_path, TinyShape(vocabulary=300)), tokenizer_json()
+    content["model"]["merges"] = [merge]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    assert reason in refused(folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+def test_a_pipe_in_the_place_of_weights_is_not_waited_for(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, SHAPE)
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    assert refused(folder) == f"{folder / 'model.safetensors'}: is no file"
 
 
 @pytest.mark.parametrize(("tensor", "drafts"), [("mlp.up_proj", False), ("eh_proj", True)])

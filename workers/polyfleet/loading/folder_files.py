@@ -51,8 +51,11 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _without_index(folder: Path, found: list[Path]) -> list[Path]:
     """A single file, or all parts of one model."""
-    if gone := [each for each in found if not each.exists()]:
-        raise ModelFileError(f"{gone[0]}: is a link to a file that is gone: fetch the model again")
+    for each in found:
+        if not each.exists():
+            raise ModelFileError(f"{each}: is a link to a file that is gone: fetch the model again")
+        if not each.is_file():  # reading a pipe would wait for ever
+            raise ModelFileError(f"{each}: is no file")
     parts = [part for each in found if (part := PART.fullmatch(each.name))]
     if len(parts) == len(found) and len({(part[1], part[3]) for part in parts}) == 1:
         stem, _, count = parts[0].groups()

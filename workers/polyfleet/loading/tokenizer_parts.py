@@ -40,13 +40,14 @@ def check_parts(tokenizer: Fields) -> None:
 
 
 def read_vocabulary(tokenizer: Fields) -> dict[str, int]:
-    """The model's own tokens and their ids; raises ModelFileError."""
+    """The model's own tokens and their ids; raises ModelFileError, for merges of others too."""
     vocabulary = tokenizer.section("model").values.get("vocab")
     if isinstance(vocabulary, list) and all(isinstance(piece, list) and piece for piece in vocabulary):
         vocabulary = {piece[0]: token_id for token_id, piece in enumerate(vocabulary)}
     if not isinstance(vocabulary, dict) or not vocabulary or not all(isinstance(text, str) for text in vocabulary):
         raise tokenizer.error("model.vocab must hold the vocabulary")
     _check_ids(tokenizer, vocabulary.values())
+    _check_merges(tokenizer, vocabulary)
     return vocabulary
 
 
@@ -71,6 +72,21 @@ def check_added(tokenizer: Fields, added: list[dict[str, Any]], vocabulary: Mapp
         following += content not in vocabulary
         if token_id != given:
             raise tokenizer.error(f"the added token {content!r} has the id {token_id} where {given} would be its place")
+
+
+def _check_merges(tokenizer: Fields, vocabulary: Mapping[str, int]) -> None:
+    """Raise ModelFileError for a merge of tokens that are none, or to one that is none: the library refuses it."""
+    model = tokenizer.section("model")
+    if model.text("type", "BPE") != "BPE" or not model.has("merges"):
+        return
+    prefix = model.text("continuing_subword_prefix", "") if model.has("continuing_subword_prefix") else ""
+    for merge in model.items("merges"):
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(each, str) for each in parts):
+            raise model.error(f"merges holds {merge!r:.80}, which is no pair of tokens")
+        first, second = parts
+        if not {first, second, first + second.removeprefix(prefix)} <= vocabulary.keys():
+            raise model.error(f"merges holds {merge!r:.80}, which joins no two tokens into a third")
 
 
 def _check_part(part: str, section: Fields) -> None:
