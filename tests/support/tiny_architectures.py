@@ -243,6 +243,15 @@ TINY: Mapping[str, Tiny] = {
         "lfm2",
         {"attention.head_count_kv": [0, 2, 0, 2], "shortconv.l_cache": 3},
     ),
+    "lfm2moe": Tiny(
+        "lfm2_moe",
+        {**MIXTURE, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"] * 2},
+        "lfm2moe",
+        {
+            **{**GGUF_MIXTURE, "attention.head_count_kv": [0, 2, 0, 2], "shortconv.l_cache": 3},
+            **{"expert_feed_forward_length": 32, "expert_gating_func": 2, "leading_dense_block_count": 1},
+        },
+    ),
     "exaone": Tiny("exaone", {}, "exaone", rewrite=as_published_exaone),
     "mistral, ministral 3": Tiny("ministral3", {"head_dim": 16, "rope_parameters": SHARPENED}),
     "glm4": Tiny("glm4", {"head_dim": 16}, "glm4", {"rope.dimension_count": 8}),
@@ -270,7 +279,7 @@ def make(tiny: Tiny, folder: Path) -> Any:
                 mean = 0.0 if name.endswith("bias") else 1.0 - tiny.norm_offset
                 parameter.normal_(mean, 0.2)
         for name, numbers in (*model.named_buffers(), *model.named_parameters()):
-            if name.endswith("correction_bias"):
+            if name.endswith(("correction_bias", "expert_bias")):
                 numbers.normal_(0, 0.1)
     model.save_pretrained(folder)
     if tiny.rewrite is not None:

@@ -18,6 +18,7 @@ from polyfleet.engine.executor import Footprint
 from polyfleet.engine.executors import Workload
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.group import GroupExecutor, GroupKind
+from polyfleet.executors.persistent import PersistentExecutor
 from polyfleet.executors.rank_parts import keeping, of_rank, weights_of
 from polyfleet.graph.ops import OpKind
 from polyfleet.graph.shard import NotSharded, shard
@@ -52,6 +53,21 @@ def test_two_ranks_equal_one(name: str) -> None:
     halves = {max(1, cache.heads // (1 if together else 2)) for cache in work.graph.caches}
     assert {cache.heads for cache in sharded.graph.caches} == halves
     assert set(sharded.copies) == ({2} if together or any(cache.latent for cache in work.graph.caches) else {1})
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_which_executor_runs_an_architecture_alone_and_in_ranks(name: str) -> None:
+    """The CPU library has no sums over processes; all else runs."""
+    alone = workload(name, intermediate_size=48, moe_intermediate_size=32)  # which the CPU library's experts divide
+    ranks = replace(alone, options=replace(alone.options, tensor_parallel=2))
+    assert {kind.name: kind.refuses(alone) for kind in (EagerExecutor, PersistentExecutor)} == {
+        "eager": "",
+        "persistent": "",
+    }
+    assert {kind.name: GroupKind(kind, "model").refuses(ranks) for kind in (EagerExecutor, PersistentExecutor)} == {
+        "eager": "",
+        "persistent": "the persistent executor does not compute in a group of ranks",
+    }
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (8, 1)])

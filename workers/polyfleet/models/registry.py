@@ -25,7 +25,7 @@ from polyfleet.models.granite import GRANITE, GRANITE4, GRANITE_MOE
 from polyfleet.models.hunyuan import HUNYUAN, HUNYUAN_MOE
 from polyfleet.models.internlm2 import INTERNLM2
 from polyfleet.models.internlm3 import INTERNLM3
-from polyfleet.models.lfm2 import LFM2
+from polyfleet.models.lfm2 import LFM2, LFM2_MOE
 from polyfleet.models.llama import LLAMA
 from polyfleet.models.minicpm import MINICPM
 from polyfleet.models.minimax_m2 import MINIMAX_M2
@@ -52,7 +52,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         *(MINICPM, DEEPSEEK3, DEEPSEEK2, GPT_OSS, GLM4_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
         *(GEMMA, OLMO2, OLMO3, GRANITE, ERNIE, HUNYUAN, INTERNLM3, SEED_OSS, EXAONE4, STARCODER2, NEMOTRON, STABLELM),
         *(GRANITE_MOE, GRANITE4, OLMOE, ERNIE_MOE, HUNYUAN_MOE, PHI2, ARCEE, INTERNLM2),
-        *(COHERE, COHERE2, DOTS1, GLM4_FLASH, MINIMAX_M2, LFM2, EXAONE),
+        *(COHERE, COHERE2, DOTS1, GLM4_FLASH, MINIMAX_M2, LFM2, LFM2_MOE, EXAONE),
         *(BERT, ROBERTA, NOMIC_BERT, BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER),
     )
 }
