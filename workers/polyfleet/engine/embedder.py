@@ -126,7 +126,7 @@ class Embedder:
 
 
 def _load(path: str, quantization: str | None, options: EngineOptions) -> EngineParts:
-    return prepare_engine(lambda: _read(path, quantization), options, lambda share, phase: None)
+    return prepare_engine(lambda device: _read(path, quantization), options, lambda share, phase: None)
 
 
 def _read(path: str, quantization: str | None) -> LoadedModel:

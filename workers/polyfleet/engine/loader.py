@@ -32,6 +32,7 @@ from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.loading.fingerprint import fingerprint
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel, spending, without_blocks
+from polyfleet.loading.shapes import check_numbers
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import record
 from polyfleet.wire.limits import FieldError
@@ -58,6 +59,7 @@ class EngineParts:
     draft_model: DraftModel | None = None
     adaptable: tuple[str, ...] = ()  # weights that adapters may change
     tower: VisionTower | None = None  # where it sees images
+    device: str = "cpu"  # torch's name
 
 
 def load(path: str, options: EngineOptions, progress: Progress) -> EngineParts:
@@ -67,21 +69,46 @@ def load(path: str, options: EngineOptions, progress: Progress) -> EngineParts:
         progress(share * READING_SHARE, "reading the model")
 
     alone = options.tensor_parallel <= 1  # else each rank looks through what it has
-    parts = prepare_engine(lambda: load_model(path, read, numbers=alone), options, progress)
+
+    def read_for(device: str) -> LoadedModel:
+        return load_model(path, read, numbers=alone and device == "cpu")  # other devices look as they take weights
+
+    parts = prepare_engine(read_for, options, progress)
+    if alone and parts.device != "cpu":
+        _check_taken(parts)
     return replace(parts, model=without_blocks(parts.model))
 
 
+def _check_taken(parts: EngineParts) -> None:
+    """Raise ModelFileError, and close what there is, for weights that are not finite.
+
+    The host looks at those alone of which the executor does not say that they are.
+    """
+    finite: Callable[[], frozenset[str]] = getattr(parts.executor, "finite_weights", frozenset)
+    known, weights = finite(), parts.model.weights
+    try:
+        check_numbers(parts.model.path, {name: each for name, each in weights.items() if name not in known})
+    except BaseException:
+        for each in (parts.canary, parts.tower, parts.draft_model, parts.executor):
+            if each is not None:
+                each.close()
+        raise
+
+
 def prepare_engine(
-    read: Callable[[], LoadedModel], options: EngineOptions, progress: Progress, graph: KernelGraph | None = None
+    read: Callable[[str], LoadedModel], options: EngineOptions, progress: Progress, graph: KernelGraph | None = None
 ) -> EngineParts:
-    """The model that `read` gives on its device; without `graph` as its architecture records it. Raises as `load`."""
+    """The model that `read` gives for torch's name of the device, on it. Raises as `load`.
+
+    Without `graph` it is as its architecture records it.
+    """
     check_drafting(options)
     size = options.tensor_parallel or 1
     machine, capabilities = open_machine(options.device, size)
     if capabilities.divisible and size > 1:
         options = replace(options, threads=max(1, options.threads // size or machine.cores))
     progress(0.0, "reading the model")
-    model = read()
+    model = read(machine.device)
     model = replace(model, config=model.config.served(options.context_length))
     dtype, graph = computing_dtype(options, machine), graph or record(model.config, model.weights)
     mark, source = fingerprint(model), None
@@ -105,9 +132,8 @@ def prepare_engine(
     progress(1.0, "ready")
     reasons = tuple(f"{each.executor}: {each.reason}" for each in passed_over)
     no_drafts = _no_drafts(executor, model.config, resolved, graph)
-    return EngineParts(
-        *(model, executor, resolved, canary, mark, reasons, no_drafts, draft_model, adaptable(graph)), tower=tower
-    )
+    found = (model, executor, resolved, canary, mark, reasons, no_drafts, draft_model, adaptable(graph), tower)
+    return EngineParts(*found, machine.device)
 
 
 def _canary(model: LoadedModel, options: EngineOptions, source: Source, progress: Progress) -> Canary | None:

@@ -272,7 +272,7 @@ def _load(model: str | Path | LoadedModel | KernelGraph, weights: Weights | None
             raise ValueError("max_seq_length must be over 0 for a recorded graph, which does not say it")
         graph, model = model, LoadedModel("", _config(model, options.context_length), weights or {}, None)
     given = model
-    return Engine.of(prepare_engine(lambda: given, options, lambda share, phase: None, graph))
+    return Engine.of(prepare_engine(lambda device: given, options, lambda share, phase: None, graph))
 
 
 def _config(graph: KernelGraph, context_length: int) -> ModelConfig:

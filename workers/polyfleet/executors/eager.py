@@ -90,7 +90,10 @@ class EagerExecutor:
         self._chosen = choose(implementations(), Target(device.type, self._dtype, workload.facts, codes=codes))
         weights_as = workload.options.weights.replace("dense", "")
         self._context = KernelContext(
-            workload.weights, device, self._dtype, (), 0, ranks=workload.ranks, weights_as=weights_as
+            *(workload.weights, device, self._dtype, (), 0),
+            ranks=workload.ranks,
+            weights_as=weights_as,
+            looks=device.type != "cpu",
         )
         known = statistics(device)
         before = known.memory_allocated(device) if known else 0
@@ -107,6 +110,10 @@ class EagerExecutor:
         """The name of the implementation of each op."""
         graph = self._adapted_graph or self._graph
         return {op.kind.value: self._chosen[op.kind].name for op in graph.ops}
+
+    def finite_weights(self) -> frozenset[str]:
+        """The weights whose numbers the device has found to be finite on their way to it: on a CPU none."""
+        return self._context.finite()
 
     def measure(self) -> Footprint:
         """What is allocated, and what a large step takes beside it; the estimate where torch keeps no books."""
@@ -155,7 +162,7 @@ class EagerExecutor:
         if not isinstance(pending, TorchPending) or pending.logits is None or pending.draw_slots is None:
             raise ValueError("each step is drawn once")
         with memory_errors(), torch.inference_mode():
-            if len(pending.draws) and pending.drawn is None:
+            if pending.draws is not None and len(pending.draws):
                 drawn = self._sampler.draw(pending.logits, replace(pending.draws, masks=masks))
                 if isinstance(drawn, DeviceDrawn):
                     self._last_token.index_copy_(0, pending.draw_slots, drawn.token_ids)
@@ -168,7 +175,7 @@ class EagerExecutor:
                 pending.pooled = values, finite
             pending.outputs = tuple(self._to_host(each) for each in pending.outputs)
         pending.logits = pending.draw_slots = None
-        pending.done = self._mark()
+        pending.done = pending.done or self._mark()
 
     def collect(self, pending: Pending, timeout: float) -> StepOutput:
         """Wait until the results are here; asks the device again and again, so that a hung one is noticed."""

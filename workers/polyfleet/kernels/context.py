@@ -10,7 +10,7 @@ from polyfleet.kernels.adapters import AdapterTables
 from polyfleet.kernels.packed import Packed, kept, pack_weights
 from polyfleet.kernels.quantisation import dequantise
 from polyfleet.kernels.ranks import Ranks
-from polyfleet.kernels.weights import Weights
+from polyfleet.kernels.weights import Weight, Weights
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}  # of computation, by name
 
@@ -31,6 +31,8 @@ class KernelContext:
     packed: dict[tuple[str, ...], Packed] = field(default_factory=dict)
     adapters: AdapterTables | None = None  # where there are some
     local: frozenset[int] = frozenset()  # caches in a pool of their own, where a step has two
+    looks: bool = False  # whether weights are summed up on their way, as the host has not looked at their numbers
+    sums: dict[str, Tensor] = field(default_factory=dict)  # of those so far, by name: see `finite`
 
     @property
     def keys(self) -> tuple[Tensor, ...]:
@@ -45,7 +47,7 @@ class KernelContext:
     def dense(self, *names: str) -> Tensor:
         """The weights dequantised and stacked along rows: [Σ rows, columns] in the context's dtype, made once."""
         if names not in self.prepared:
-            parts = [dequantise(self.weights[name], self.dtype, self.device) for name in names]
+            parts = [self._read(self.weights[name], self.dtype, self.device) for name in names]
             self.prepared[names] = parts[0] if len(parts) == 1 else torch.cat(parts)
         return self.prepared[names]
 
@@ -56,7 +58,7 @@ class KernelContext:
             kind = kept(weights, self.weights_as)
             if kind is None:
                 return self.dense(*names)
-            self.packed[names] = pack_weights(kind, weights, self.device)
+            self.packed[names] = pack_weights(kind, weights, self.device, self._read)
         return self.packed[names]
 
     def vector(self, *names: str) -> Tensor:
@@ -67,13 +69,29 @@ class KernelContext:
         """One-row weights side by side as a vector in float32, whatever the context's dtype."""
         key = ("float32", *names)
         if key not in self.prepared:
-            parts = [dequantise(self.weights[name], torch.float32, self.device).flatten() for name in names]
+            parts = [self._read(self.weights[name], torch.float32, self.device).flatten() for name in names]
             self.prepared[key] = torch.cat(parts)
         return self.prepared[key]
 
     def gain(self, name: str, *, wide: bool) -> Tensor:
         """A norm's weight: in float32 where its products are rounded once."""
         return self.wide(name) if wide else self.vector(name)
+
+    def _read(self, weight: Weight, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """`dequantise`, and a look at the numbers of weights that are dense."""
+        numbers = dequantise(weight, dtype, device)
+        if self.looks and not weight.format.quantised:
+            self.sums[weight.name] = numbers.sum(dtype=torch.float32)
+        return numbers
+
+    def finite(self) -> frozenset[str]:
+        """The weights whose numbers the device has found to be finite; waits for it, and forgets the sums."""
+        if not self.sums:
+            return frozenset()
+        found = torch.stack(list(self.sums.values())).isfinite().tolist()
+        names = frozenset(name for name, finite in zip(self.sums, found, strict=True) if finite)
+        self.sums.clear()
+        return names
 
     def constants(self, values: tuple[float, ...]) -> Tensor:
         """The values in float32, moved to the device once."""

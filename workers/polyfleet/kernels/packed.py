@@ -6,7 +6,7 @@ low half and its minimum in the high one, both bfloat16. A weight is code * scal
 (code - 8) * scale of int4; scales of fp8 are 2^120 times theirs, so that kernels read e4m3 by moving its bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -167,12 +167,17 @@ def packed_bytes(kind: Kind, weights: Sequence[Weight]) -> int:
     return sum(weight.rows * (weight.columns * 4 // kind.pack + 4 * groups) for weight in weights)
 
 
-def pack_weights(kind: Kind, weights: Sequence[Weight], device: torch.device) -> Packed:
-    """Weights that lie side by side, one after the other, so that no more than one of them is there dense."""
+def pack_weights(
+    kind: Kind, weights: Sequence[Weight], device: torch.device, read: Callable[..., Tensor] = dequantise
+) -> Packed:
+    """Weights that lie side by side, one after the other, so that no more than one of them is there dense.
+
+    `read` is called as `dequantise` is, for those that are quantised here.
+    """
     if _of_files(weights) is kind:
         parts = _pack_files(kind, weights, device)
     else:
-        parts = [quantise(kind, dequantise(weight, torch.float32, device)) for weight in weights]
+        parts = [quantise(kind, read(weight, torch.float32, device)) for weight in weights]
     if len(parts) == 1:
         return parts[0]
     words = torch.cat([part.words for part in parts])

@@ -11,6 +11,7 @@ from polyfleet.kernels.formats import row_bytes as row_bytes
 from polyfleet.kernels.ggml_blocks import PLAIN
 from polyfleet.kernels.ggml_lattices import LATTICES
 from polyfleet.kernels.groups import Groups
+from polyfleet.kernels.moving import moved
 from polyfleet.kernels.weights import Weight, WeightFormat
 
 CHUNK_WEIGHTS = 1 << 22  # dequantised at a time, which bounds the float32 scratch memory to about 50 MB
@@ -29,7 +30,7 @@ def dequantise(weight: Weight, dtype: torch.dtype, device: torch.device | str = 
     Raises ValueError for scales that are not finite.
     """
     if not weight.format.quantised:
-        return weight.data.to(device=device, dtype=dtype)
+        return moved(weight.data, torch.device(device), dtype)
     out = torch.empty((weight.rows, weight.columns), dtype=dtype, device=device)
     step = max(1, CHUNK_WEIGHTS // weight.columns)
     for start in range(0, weight.rows, step):
