@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from polyfleet.convert.codec import Codec
 from polyfleet.v1 import inference_pb2
 from polyfleet.v1.worker_pb2 import SampledLogprobs, SequenceDelta, StartSequence
-from polyfleet.wire.answers import PLAIN_TOKENS, FinishReason, SampledToken, SequenceUpdate
+from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.requests import SequenceRequest
 
 _START = Codec(SequenceRequest, StartSequence)
@@ -60,8 +60,8 @@ def sequence_update(delta: SequenceDelta) -> SequenceUpdate:
     ids = delta.token_ids
     told = delta.finish_reason or delta.queue_seconds or delta.cached_tokens or delta.logprobs or delta.prompt_logprobs
     if len(ids) == 1 and not told and not delta.HasField("error"):
-        return SequenceUpdate(delta.sequence_id, (PLAIN_TOKENS[ids[0]],))  # nearly all are like this
-    tokens = tuple(map(PLAIN_TOKENS.__getitem__, ids))
+        return SequenceUpdate(delta.sequence_id, (SampledToken(ids[0]),))  # nearly all are like this
+    tokens = tuple(map(SampledToken, ids))
     if len(delta.logprobs) == len(tokens):
         given = zip(tokens, delta.logprobs, strict=True)
         tokens = tuple(_sampled(token.token_id, logprobs) for token, logprobs in given)

@@ -15,7 +15,6 @@ import msgspec
 from polyfleet.wire.tools import ToolCallDelta
 
 INTERNAL = 13  # google.rpc.Code
-MOST_TOKENS = 1 << 16  # that are kept made
 
 
 @unique
@@ -30,7 +29,7 @@ class FinishReason(str, Enum):
     __str__ = str.__str__
 
 
-class SampledToken(NamedTuple):
+class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A drawn token. Logprobs are natural logs of the model's own distribution, before penalties and temperature."""
 
     token_id: int
@@ -52,17 +51,6 @@ class SequenceUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     code: int = INTERNAL  # google.rpc code of `error`
     prompt_logprobs: tuple[SampledToken, ...] = ()  # with the first update, when asked for: of all tokens but the first
     broken: bool = False  # with `error`: it ran, and its worker failed; another one can go on with it
-
-
-class _PlainTokens(dict[int, SampledToken]):
-    def __missing__(self, token_id: int) -> SampledToken:
-        if len(self) >= MOST_TOKENS:
-            self.clear()
-        made = self[token_id] = SampledToken(token_id)
-        return made
-
-
-PLAIN_TOKENS = _PlainTokens()  # without logprobs, by id: each step wants one of every sequence, most of them again
 
 
 @dataclass(frozen=True, slots=True)

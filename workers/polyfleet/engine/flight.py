@@ -11,7 +11,7 @@ from polyfleet.engine.plan import Share
 from polyfleet.engine.sequence import Place, Sequence, TokenMask
 from polyfleet.sampling.arrays import Int32s
 from polyfleet.sampling.masks import BARRED, WORD_BITS, Masks, all_tokens, allow, allows, bar, no_tokens
-from polyfleet.wire.answers import PLAIN_TOKENS, SampledToken
+from polyfleet.wire.answers import SampledToken
 
 MOST_DRAWS = 2**31  # of a sequence in one step, where no mask says less
 
@@ -163,7 +163,7 @@ class Flight:
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocabulary_size):  # one below 0 would mean a slot
             raise RuntimeError(f"the executor drew tokens {min(token_ids)} to {max(token_ids)} of {vocabulary_size}")
         if output.logprobs is None:
-            return [PLAIN_TOKENS[token_id] for token_id in token_ids]
+            return list(map(SampledToken, token_ids))
         wanted_logprobs = [each.request.logprobs for each in self.decodes]
         wanted_logprobs += [part.num_logprobs for part in self.parts for _ in range(part.num_draws)]
         return [sampled(output, drawn, number) for drawn, number in enumerate(wanted_logprobs)]
@@ -209,7 +209,7 @@ def sampled(output: StepOutput, drawn: int, wanted: int | None) -> SampledToken:
     """A drawn token with the logprobs that were asked for."""
     token_id, logprobs = int(output.token_ids[drawn]), output.logprobs
     if wanted is None or logprobs is None:
-        return PLAIN_TOKENS[token_id]
+        return SampledToken(token_id)
     ids, top = logprobs.top_ids[drawn][:wanted], logprobs.top[drawn][:wanted]
     return SampledToken(token_id, float(logprobs.drawn[drawn]), tuple(ids.tolist()), tuple(top.tolist()))
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from polyfleet.backends.accelerator import graphs_of
 from polyfleet.engine.executor import Capacity, Footprint
 from polyfleet.engine.executors import Workload
-from polyfleet.engine.plan import Need, StepPlan
+from polyfleet.engine.plan import NOTHING, Need, StepPlan
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.mixing import MixedBuffers
+from polyfleet.executors.staging import Slips
 from polyfleet.executors.torch_memory import memory_errors, statistics
 from polyfleet.executors.torch_pending import TorchPending
 from polyfleet.graph.lowering import fuse
@@ -26,11 +27,10 @@ from polyfleet.kernels.dispatch import Target, choose
 from polyfleet.kernels.program import Program
 from polyfleet.kernels.step import upload
 from polyfleet.kernels.table import implementations
-from polyfleet.kernels.triton.stepping import DecodeBuffers, results_of
+from polyfleet.kernels.triton.stepping import DecodeBuffers
 from polyfleet.kernels.triton.tuning import tuning
 from polyfleet.kvcache.storage import KvStorage
 from polyfleet.loading.progress import Progress, silent
-from polyfleet.sampling.device import DeviceDrawn
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +144,8 @@ class CapturedExecutor(EagerExecutor):
         with memory_errors(), torch.inference_mode():
             self._slot_tables = torch.zeros(shape, dtype=torch.int64, device=self._device)
             self._buffers = DecodeBuffers(*sizes, self._device, pools)
+            self._slips = Slips(self.depth, sizes[0], locked=self._asynchronous)
+        self._every = np.arange(sizes[0] + 1, dtype=np.int32)
         if not self._measuring:  # ranks of a group take each other's time, and capture alike
             together = self._workload.ranks is not None
             self._capture_all(math.inf if together else time.monotonic() + CAPTURE_SECONDS)
@@ -196,23 +198,19 @@ class CapturedExecutor(EagerExecutor):
         size = next(size for size in self._sizes if size >= rows)
         captured = self._captured_of(size, adapted)
         self._begin(plan)
-        numbers = np.full((4, size), -1, dtype=np.int32)
-        numbers[:3, :rows] = plan.token_ids, plan.slots, plan.lengths
-        if adapted:
-            numbers[3, :rows] = plan.adapters[plan.slots]
-        host = torch.from_numpy(numbers.reshape(-1))
-        self._buffers.numbers[: 4 * size].copy_(host.pin_memory() if self._asynchronous else host, non_blocking=True)
+        slip = self._slips.next()
+        self._buffers.numbers[: 4 * size].copy_(slip.filled(plan, size), non_blocking=True)
         captured.replay()
-        drawn, slots = None, self._buffers.numbers[size : size + rows]
-        if plan.needs in (Need.NOTHING, Need.ADAPTERS):
-            packed = self._buffers.results[: 9 * size].to("cpu", non_blocking=self._asynchronous, copy=True)
-            token_ids, finite = results_of(packed)
-            drawn = DeviceDrawn(token_ids[:rows], finite[:rows])
-        else:
+        starts = self._every[: rows + 1]
+        shared = starts[:rows], NOTHING, captured.found[0][:rows]
+        if plan.needs not in (Need.NOTHING, Need.ADAPTERS):
+            slip.done = self._mark()
             slots = upload(plan.draw_slots.astype(np.int64), self._device)
-        sequences = plan.draw_sequences, plan.pooled.copy()
-        logits, starts = captured.found[0][:rows], plan.row_starts.copy()
-        return TorchPending(plan.draws(), *sequences, logits, slots, starts, None, None, drawn=drawn)
+            return TorchPending(plan.draws(), *shared, slots, starts, None, None)
+        drawn = slip.fetched(self._buffers.results, size, rows)
+        slip.done = done = self._mark()
+        slots = self._buffers.numbers[size : size + rows]
+        return TorchPending(None, *shared, slots, starts, None, None, drawn=drawn, done=done)
 
     def _begin(self, plan: StepPlan) -> None:
         self._sampler.start(plan.starts)

@@ -17,7 +17,7 @@ from polyfleet.sampling.draw import Drawn, Draws
 class TorchPending(Pending):
     """A step under way. What stands on the device is dropped by `draw`, but for what is on its way to the host."""
 
-    draws: Draws
+    draws: Draws | None  # None: `launch` drew
     draw_sequences: NDArray[Any]  # [S]
     pooled_sequences: Int32s  # [P]
     logits: Tensor | None  # [S, V]

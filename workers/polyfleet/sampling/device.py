@@ -201,5 +201,5 @@ def likeliest(values: Tensor, number: int) -> Tensor:
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:
-    array: NDArray[Any] = tensor.cpu().numpy()
+    array: NDArray[Any] = tensor.cpu().numpy().copy()  # where it lies on the host the next step's may come
     return array

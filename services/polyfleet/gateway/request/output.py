@@ -78,7 +78,8 @@ class ChoiceOutput:
         """Of the prompt's next tokens; nothing stands before the first."""
         given = scores if self._num_scored else (SampledToken(0), *scores)
         for each in given:
-            yield self._logprob(each._replace(token_id=self._scored_ids[self._num_scored]))
+            token_id = self._scored_ids[self._num_scored]
+            yield self._logprob(SampledToken(token_id, each.logprob, each.top_ids, each.top_logprobs))
             self._num_scored += 1
 
     def _add(self, token_ids: list[int]) -> tuple[list[str], int]:
