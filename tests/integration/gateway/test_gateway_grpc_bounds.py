@@ -27,7 +27,6 @@ from tests.support.raw_grpc import (
     frame,
 )
 
-from polyfleet.gateway.grpc.connections import Peer, peer_of, surplus
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1 import inference_pb2_grpc
 
@@ -197,19 +196,3 @@ async def test_a_connection_cut_at_any_byte_leaves_no_line_in_the_log(
         await until(lambda: rig.gateway.ledger.running == 0)
         rig.gateway.ledger.check()
     assert [record.getMessage() for record in caplog.records if "scheduler" not in record.getMessage()] == []
-
-
-def test_only_the_unheard_have_to_go_the_oldest_first() -> None:
-    peers = [Peer("a", 1), Peer("b", 2), Peer("a", 3), Peer("a", 4)]
-    assert list(surplus(peers, {peers[0]}, 3, 9)) == [(peers[1], "full")]
-    assert list(surplus(peers, {peers[0]}, 9, 2)) == [(peers[2], "address_full")]
-    assert list(surplus(peers, set(), 9, 9)) == []
-    assert list(surplus(peers, set(peers), 1, 1)) == []
-
-
-def test_peers_are_read_as_grpc_writes_them() -> None:
-    assert peer_of("ipv4:127.0.0.1:80") == Peer("127.0.0.1", 80)
-    assert peer_of("ipv6:%5B::1%5D:80") == peer_of("ipv6:[::1]:80") == Peer("::1", 80)
-    assert peer_of("ipv6:%5B::ffff:10.0.0.1%5D:80") == Peer("10.0.0.1", 80)
-    with pytest.raises(ValueError, match="address"):
-        peer_of("unix:/tmp/x")

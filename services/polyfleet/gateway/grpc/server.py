@@ -1,6 +1,7 @@
 """The gRPC port: Inference, agents, health, reflection; message sizes, keepalive, TLS."""
 
 import asyncio
+import ssl
 from functools import partial
 from typing import Any
 
@@ -13,37 +14,33 @@ from polyfleet.gateway.agents.service import AgentsService, agent_objection
 from polyfleet.gateway.auth import Authenticator
 from polyfleet.gateway.config import GatewayConfig, Limits
 from polyfleet.gateway.errors import ApiError
-from polyfleet.gateway.grpc.connections import GrpcConnections
+from polyfleet.gateway.grpc.http2.server import Bounds, Http2Server
 from polyfleet.gateway.grpc.service import INFERENCE, InferenceService
 from polyfleet.gateway.parts import GatewayParts
 from polyfleet.gateway.ports.certificate import ServedCertificate
+from polyfleet.gateway.ports.doors import Doors
 from polyfleet.process.decoding import DecodeInterceptor
-from polyfleet.process.listening import ListenError, check_free
+from polyfleet.process.listening import open_socket
 from polyfleet.process.refusing import Objection, RefusingInterceptor
-from polyfleet.process.servers import server_options
+from polyfleet.process.servers import MAX_METADATA_BYTES, MAX_STREAMS
 from polyfleet.v1 import agents_pb2_grpc, inference_pb2_grpc
 from polyfleet.wire.auth import AUTHORIZATION, Metadata
 
 REFLECTION = "grpc.reflection.v1.ServerReflection"
-MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 MAX_CONNECTION_AGE_SECONDS = 3600
 
 
-def channel_arguments(limits: Limits, max_connections: int, *, shared: bool = False) -> list[tuple[str, int]]:
+def bounds(limits: Limits) -> Bounds:
     """A connection that is too old gets GOAWAY, and its streams the longest request's time."""
-    return [
-        *server_options(
-            max_receive_bytes=limits.max_message_bytes,
-            max_send_bytes=MAX_RESPONSE_BYTES,
-            min_ping_seconds=10,
-            max_connections=max_connections,
-            handshake_seconds=limits.header_seconds,
-            idle_seconds=limits.idle_seconds,
-            shared_port=shared,
-        ),
-        ("grpc.max_connection_age_ms", MAX_CONNECTION_AGE_SECONDS * 1000),
-        ("grpc.max_connection_age_grace_ms", int(limits.max_request_seconds * 1000)),
-    ]
+    return Bounds(
+        max_streams=MAX_STREAMS,
+        max_message_bytes=limits.max_message_bytes,
+        max_header_bytes=MAX_METADATA_BYTES,
+        handshake=limits.header_seconds,
+        idle=limits.idle_seconds,
+        age=MAX_CONNECTION_AGE_SECONDS,
+        age_grace=limits.max_request_seconds,
+    )
 
 
 def key_objection(auth: Authenticator, method: str, metadata: Metadata | None) -> str:
@@ -78,14 +75,16 @@ class GrpcServer:
         limits = config.limits
         service = InferenceService(parts, lambda peer: self.connections.heard(peer))
         without_key = RefusingInterceptor(partial(key_objection, parts.auth), service.refuse)  # which counts the call
-        self._server = grpc.aio.server(
-            options=channel_arguments(limits, max_connections, shared=shared),
-            interceptors=[
-                without_key,
-                RefusingInterceptor(partial(agent_objection, agents)),
-                DecodeInterceptor(service.refuse, limits.body_seconds),
-            ],
-        )
+        listener = open_socket(config.grpc_listen, "--grpc-listen", shared=shared)
+        self.port: int = listener.getsockname()[1]
+        doors = Doors(max_connections, limits.max_connections_per_address, partial(parts.metrics.refused, "grpc"))
+        interceptors = [
+            without_key,
+            RefusingInterceptor(partial(agent_objection, agents)),
+            DecodeInterceptor(service.refuse, limits.body_seconds),
+        ]
+        tls = _tls(certificate) if certificate else None
+        self.connections = self._server = Http2Server(listener, doors, bounds(limits), interceptors, tls)
         hosts = AgentsService(relay, lambda peer: self.connections.heard(peer), lambda: parts.health.draining)
         agents_pb2_grpc.add_AgentsServicer_to_server(hosts, self._server)
         inference_pb2_grpc.add_InferenceServicer_to_server(service, self._server)
@@ -94,20 +93,6 @@ class GrpcServer:
         self._serving: bool | None = None
         _add_reflection(self._server)
         self._leaving: asyncio.Task[None] | None = None
-        self.port = self._bind(config, certificate, shared=shared)
-        refused = partial(parts.metrics.refused, "grpc")
-        self.connections = GrpcConnections(self.port, max_connections, limits.max_connections_per_address, refused)
-
-    def _bind(self, config: GatewayConfig, certificate: ServedCertificate | None, *, shared: bool) -> int:
-        address, flag = config.grpc_listen, "--grpc-listen"
-        if not shared:
-            check_free(address, flag)  # gRPC itself does not say why it can't bind
-        try:
-            if certificate is None:
-                return int(self._server.add_insecure_port(address))
-            return int(self._server.add_secure_port(address, certificate.grpc_credentials()))
-        except RuntimeError:
-            raise ListenError(address, flag) from None
 
     async def start(self) -> None:
         """Take calls."""
@@ -133,6 +118,14 @@ class GrpcServer:
         await self._server.stop(grace)
         if self._leaving is not None:
             await self._leaving
+
+
+def _tls(certificate: ServedCertificate) -> ssl.SSLContext:
+    """With the newest certificate, for HTTP/2."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["h2"])
+    certificate.use_in(context)
+    return context
 
 
 def _add_reflection(server: Any) -> None:

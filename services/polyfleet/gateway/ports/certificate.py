@@ -3,9 +3,7 @@
 import logging
 import ssl
 from pathlib import Path
-from typing import Any
 
-import grpc
 from cryptography import x509
 
 from polyfleet.process.config import ConfigError
@@ -48,10 +46,6 @@ class ServedCertificate:
         context.load_cert_chain(self._chain, self._key)
         self._contexts.append(context)
 
-    def grpc_credentials(self) -> Any:
-        """For a gRPC server; asks at each handshake."""
-        return grpc.dynamic_ssl_server_credentials(self._newest, lambda: self._newest)
-
     def _read(self) -> tuple[bytes, bytes]:
         try:
             return self._chain.read_bytes(), self._key.read_bytes()
@@ -62,9 +56,7 @@ class ServedCertificate:
         check_tls(str(self._chain), str(self._key))
         for context in self._contexts:
             context.load_cert_chain(self._chain, self._key)
-        chain, key = self._seen
-        self._certificates = x509.load_pem_x509_certificates(chain)
-        self._newest = grpc.ssl_server_certificate_configuration([(key, chain)])
+        self._certificates = x509.load_pem_x509_certificates(self._seen[0])
 
 
 def check_tls(cert: str, key: str) -> None:

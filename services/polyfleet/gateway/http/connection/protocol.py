@@ -29,7 +29,7 @@ from polyfleet.gateway.http.connection.refusals import (
 )
 from polyfleet.gateway.http.connection.request_size import RequestSize
 from polyfleet.gateway.http.connection.transport import LingeringTransport
-from polyfleet.gateway.http.pace import Pace
+from polyfleet.gateway.pace import Pace
 from polyfleet.gateway.ports.doors import Doors, Visit
 
 UNREAD_BYTES = 1 << 18  # that a client may send behind the answer which ends its connection

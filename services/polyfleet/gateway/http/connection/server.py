@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.http.connection.protocol import BoundedProtocol
-from polyfleet.gateway.http.pace import Pace
+from polyfleet.gateway.pace import Pace
 from polyfleet.gateway.ports.acceptor import Acceptor
 from polyfleet.gateway.ports.certificate import ServedCertificate
 from polyfleet.gateway.ports.doors import Doors, Visit

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from polyfleet.gateway.http import pace
-from polyfleet.gateway.http.pace import Pace
+from polyfleet.gateway import pace
+from polyfleet.gateway.pace import Pace
 
 
 def test_rests_add_up_and_pass() -> None:

@@ -1,0 +1,263 @@
+"""One call: its handler's context on one side, its stream of HTTP/2 on the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import grpc
+
+from polyfleet.gateway.grpc.http2.frames import (
+    MAX_FRAME_BYTES,
+    MAX_WINDOW,
+    ConnectionProblem,
+    Problem,
+    reset,
+    window_update,
+)
+from polyfleet.gateway.grpc.http2.heads import ANSWER, ENCODINGS, Head, Metadata, expanded, trailers
+from polyfleet.gateway.pace import Pace
+
+if TYPE_CHECKING:
+    from polyfleet.gateway.grpc.http2.connection import Connection
+
+PREFIX_BYTES = 5  # before each message: whether it is compressed, and its length
+WINDOW = 256 * 1024  # bytes of a call that may come before its handler takes some
+LATE_SECONDS = 0.5  # behind the deadline, for a handler that keeps it itself
+OK, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 4, 8, 12, 13
+
+
+class CallServer(Protocol):
+    """Who answers a connection's calls."""
+
+    max_streams: int  # of a connection, at once
+    max_header_bytes: int
+    pace: Pace  # of strangers
+
+    def opened(self, connection: Connection) -> None:
+        """It is there."""
+        ...
+
+    def closed(self, connection: Connection) -> None:
+        """It is gone, and its calls with it."""
+        ...
+
+    def called(self, connection: Connection, stream: int, head: Head) -> Call:
+        """Begin a call."""
+        ...
+
+
+class Call:
+    """What handlers call is as grpc.aio.ServicerContext has it. Lives in one event loop."""
+
+    def __init__(self, connection: Connection, stream: int, head: Head, max_bytes: int) -> None:
+        """`max_bytes`: of a message that comes."""
+        self.head, self.stream = head, stream
+        self.ended = self.half_closed = False  # for the handler, and by the client
+        self.window = connection.initial_window  # bytes that may be sent
+        self.task: asyncio.Task[None] | None = None
+        self.serialize: Callable[[Any], bytes] | None = None
+        self._connection = connection
+        self._max_bytes = max_bytes
+        self._parts = bytearray()  # of the message that comes
+        self._messages: deque[tuple[int, bytes]] = deque()  # whether each is compressed: expanded where it is taken
+        self._allowed, self._owed = WINDOW, 0  # bytes that the client may send, and that it may once they are taken
+        self._waiters: list[asyncio.Future[None]] = []  # its handler may read in one task and write in another
+        self._begun = self._torn = False  # headers were sent; a message in part
+        self._trailing: Metadata = ()
+        self._deadline = self._timer = None
+        if head.timeout is not None:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.time() + head.timeout
+            self._timer = loop.call_at(self._deadline + LATE_SECONDS, self._expire)
+
+    # For its handler.
+
+    def invocation_metadata(self) -> Metadata:
+        """What the client sent beside its messages."""
+        return self.head.metadata
+
+    def peer(self) -> str:
+        """The client's address, as gRPC writes it."""
+        return self._connection.peer
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the client's deadline; None: it has none."""
+        if self._deadline is None:
+            return None
+        return max(0.0, self._deadline - asyncio.get_running_loop().time())
+
+    def set_trailing_metadata(self, metadata: Metadata) -> None:
+        """Beside the status."""
+        self._trailing = tuple(metadata)
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> None:
+        """End the call with this status, and its handler with AbortError."""
+        if self.ended:
+            raise grpc.aio.UsageError("The call has ended.")
+        self._trailing = tuple(trailing_metadata) or self._trailing
+        self.finish(code.value[0], details)
+        raise grpc.aio.AbortError("Locally aborted.")
+
+    async def messages(self, decode: Callable[[bytes], Any] | None) -> AsyncGenerator[Any, None]:
+        """What the client sends, to its end."""
+        while True:
+            while not self._messages:
+                if self.half_closed or self.ended:
+                    return
+                await self._wait()
+            compressed, message = self._messages.popleft()
+            self._allow()
+            if compressed:
+                try:
+                    message = expanded(message, self.head.encoding, self._max_bytes)
+                except ValueError as error:
+                    self._refuse(RESOURCE_EXHAUSTED if self.head.encoding in ENCODINGS else UNIMPLEMENTED, str(error))
+                    return
+            yield message if decode is None else decode(message)
+
+    async def write(self, message: Any) -> None:
+        """Send a message, once the client and the network take it. Raises InternalError when the call has ended."""
+        data = message if self.serialize is None else self.serialize(message)
+        data = b"\x00" + len(data).to_bytes(4, "big") + data
+        size, connection = len(data), self._connection
+        if self.ended:
+            raise grpc.aio.InternalError("The call has ended.")
+        self._begin()
+        if size <= MAX_FRAME_BYTES and size <= self.window and size <= connection.room:
+            self.window -= size  # nearly all go this way
+            connection.send_data(self.stream, data)
+        else:
+            await self._write_in_parts(data)
+
+    async def _write_in_parts(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            size = min(len(rest), MAX_FRAME_BYTES, self.window, self._connection.room)
+            if size > 0:
+                self.window -= size
+                self._connection.send_data(self.stream, bytes(rest[:size]))
+                rest, self._torn = rest[size:], size < len(rest)
+                continue
+            self._connection.waiting.add(self)
+            try:
+                await self._wait()
+            finally:
+                self._connection.waiting.discard(self)
+            if self.ended:
+                raise grpc.aio.InternalError("The call has ended.")
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._connection.send_headers(self.stream, ANSWER, end=False)
+
+    def finish(self, code: int, details: str = "") -> None:
+        """Tell the status; nothing happens where the call has ended."""
+        if self.ended:
+            return
+        if self._torn:  # no status may stand behind half a message
+            self._connection.send(reset(self.stream, Problem.CANCEL))
+        else:
+            status = trailers(code, details, self._trailing)
+            self._connection.send_headers(self.stream, status if self._begun else (*ANSWER, *status), end=True)
+            if not self.half_closed:
+                self._connection.send(reset(self.stream, Problem.NO_ERROR))
+        self._end()
+
+    async def _wait(self) -> None:
+        """For anything that comes of it."""
+        self._waiters.append(waiter := asyncio.get_running_loop().create_future())
+        try:
+            await waiter
+        finally:
+            self._waiters.remove(waiter)
+
+    # For its connection.
+
+    @property
+    def answered(self) -> bool:
+        """Whether anything was sent."""
+        return self._begun or self.ended
+
+    def came(self, data: bytes, size: int, *, end: bool) -> None:
+        """Bytes of messages; `size` of them count, padding too. Raises ConnectionProblem."""
+        self._allowed -= size
+        self._owed += size
+        if self._allowed < 0:
+            raise ConnectionProblem(Problem.FLOW_CONTROL_ERROR, "more came than was allowed")
+        if self.half_closed:
+            self._connection.send(reset(self.stream, Problem.STREAM_CLOSED))
+            self.lost()
+            return
+        self.half_closed = end
+        self._parts += data
+        if not self._take_apart():
+            return
+        if not self._messages:
+            self._allow()
+        if self._messages or end:
+            self.wake()
+
+    def _take_apart(self) -> bool:
+        """Whole messages out of what has come. False where the call has ended over them."""
+        parts = self._parts
+        while len(parts) >= PREFIX_BYTES:
+            size = int.from_bytes(parts[1:PREFIX_BYTES], "big")
+            if size > self._max_bytes:
+                problem = f"Received message larger than max ({size} vs. {self._max_bytes})"
+                return self._refuse(RESOURCE_EXHAUSTED, problem)
+            if len(parts) < PREFIX_BYTES + size:
+                break
+            self._messages.append((parts[0], bytes(parts[PREFIX_BYTES : PREFIX_BYTES + size])))
+            del parts[: PREFIX_BYTES + size]
+        if parts and self.half_closed:
+            return self._refuse(INTERNAL, "The request ended within a message.")
+        return True
+
+    def _refuse(self, code: int, details: str) -> bool:
+        self.finish(code, details)
+        self._stop()
+        return False
+
+    def _allow(self) -> None:
+        """Let the client send as much as was taken, unless that is little."""
+        if self._owed >= WINDOW // 2 and not (self._messages or self.half_closed or self.ended):
+            self._connection.send(window_update(self.stream, self._owed))
+            self._allowed, self._owed = self._allowed + self._owed, 0
+
+    def widen(self, size: int) -> None:
+        """The client takes so many bytes more. Raises ConnectionProblem."""
+        self.window += size
+        if self.window > MAX_WINDOW:
+            raise ConnectionProblem(Problem.FLOW_CONTROL_ERROR, "a window is too large")
+        self.wake()
+
+    def wake(self) -> None:
+        """Whatever its handler waits for may have come."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def lost(self) -> None:
+        """The client has left: its handler is cancelled."""
+        if not self.ended:
+            self._end()
+            self._stop()
+
+    def _expire(self) -> None:
+        self.finish(DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+    def _end(self) -> None:
+        self.ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._connection.forget(self)
+        self.wake()

@@ -1,0 +1,295 @@
+"""One connection of HTTP/2: frames in and out, windows, and what bounds a peer who keeps to no measure."""
+
+import asyncio
+import random
+import ssl
+import time
+from urllib.parse import quote
+
+from polyfleet.gateway.grpc.http2.call import WINDOW, Call, CallServer
+from polyfleet.gateway.grpc.http2.frames import (
+    ACK,
+    DATA,
+    DEFAULT_WINDOW,
+    HEAD,
+    INITIAL_WINDOW_SIZE,
+    MAX_CONCURRENT_STREAMS,
+    MAX_HEADER_LIST_SIZE,
+    MAX_WINDOW,
+    PING,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    ConnectionProblem,
+    Problem,
+    frame,
+    goaway,
+    header_frames,
+    read_settings,
+    reset,
+    settings,
+    window_update,
+)
+from polyfleet.gateway.grpc.http2.heads import read_head
+from polyfleet.gateway.grpc.http2.hpack import Header
+from polyfleet.gateway.grpc.http2.reading import FrameReader
+from polyfleet.gateway.ports.doors import Visit
+
+CONNECTION_WINDOW = 1024 * 1024
+MAX_IDLE_FRAMES = 4096  # that ask for nothing, since something was last sent that was asked for
+RESET_WEIGHT = 4  # of them, for a call that is given up before any answer
+QUICK_SECONDS = 0.0005  # what takes longer to read, of somebody who has shown no key, is paced
+CALL_SECONDS = 0.0003  # that refusing a call takes
+MAX_PENDING_BYTES = 256 * 1024  # of messages, for one turn of the event loop
+MAX_UNREAD_BYTES = 2 * 1024 * 1024  # that only answers to frames which ask for nothing can come to
+
+
+class Connection(asyncio.Protocol):
+    """Lives in one event loop. Times are the loop's seconds."""
+
+    def __init__(self, server: CallServer, visit: Visit) -> None:
+        self._server, self.visit = server, visit
+        self.calls: dict[int, Call] = {}
+        self.waiting: set[Call] = set()  # for room to send
+        self.initial_window = self._window = DEFAULT_WINDOW  # of a call, and of all together: bytes that may be sent
+        self._full = False  # the peer does not read
+        self.peer = ""
+        self.trusted = False  # a call over it was let in
+        self.leaving: float | None = None  # since when it gets no more calls
+        self._loop = asyncio.get_running_loop()
+        self.opened = self.heard = self.idle_since = self._loop.time()
+        self.pinged: float | None = None  # since when it was asked for a sign of life
+        self.spread = random.uniform(0.9, 1.1)  # so that not all grow old together
+        self._reader = FrameReader(self)
+        self._last_stream = 0
+        self._allowed, self._owed = CONNECTION_WINDOW, 0
+        self._idle_frames = self._num_called = 0
+        self._out: list[bytes] = []
+        self._pending = 0  # bytes of it
+        self._flushing = self._closed = False
+
+    # asyncio.Protocol.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
+        self.peer = f"ipv6:{quote(f'[{host}]')}:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        self.visit.close = self.cut
+        tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() != "h2":
+            self.cut()
+            return
+        own = {MAX_CONCURRENT_STREAMS: self._server.max_streams, INITIAL_WINDOW_SIZE: WINDOW}
+        self.send(settings(own | {MAX_HEADER_LIST_SIZE: self._server.max_header_bytes}))
+        self.send(window_update(0, CONNECTION_WINDOW - DEFAULT_WINDOW))
+        self._server.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Frames, or parts of them."""
+        self.heard, self.pinged, self._num_called = self._loop.time(), None, 0
+        began = time.thread_time()
+        try:
+            self._reader.feed(data)
+        except ConnectionProblem as problem:
+            self.leave(problem.code, str(problem))
+            self.close()
+        took = time.thread_time() - began + CALL_SECONDS * self._num_called
+        if took > QUICK_SECONDS and not (self.trusted or self._closed):
+            self._transport.pause_reading()
+            self._loop.call_later(self._server.pace.spend(took), self._go_on)
+
+    def _go_on(self) -> None:
+        if not self._closed:
+            self._transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """All calls are lost."""
+        self._closed = True
+        self._server.closed(self)
+        for call in list(self.calls.values()):
+            call.lost()
+
+    def pause_writing(self) -> None:
+        """The peer reads too slowly."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._full = False
+        self._wake()
+
+    # What comes: see Received.
+
+    def data(self, stream: int, data: bytes, size: int, *, end: bool) -> None:
+        """Of messages."""
+        self._allowed -= size
+        self._owed += size
+        if self._allowed < 0:
+            raise ConnectionProblem(Problem.FLOW_CONTROL_ERROR, "more came than was allowed")
+        if self._owed >= CONNECTION_WINDOW // 2:
+            self.send(window_update(0, self._owed))
+            self._allowed, self._owed = self._allowed + self._owed, 0
+        if stream == 0 or stream > self._last_stream:
+            raise ConnectionProblem(Problem.PROTOCOL_ERROR, "data of no call")
+        if not size and not end:
+            self._count()
+        if (call := self.calls.get(stream)) is not None:
+            call.came(data, size, end=end)
+
+    def headers(self, stream: int, headers: list[Header], *, end: bool) -> None:
+        """Of a call that begins, or ends."""
+        if (known := self.calls.get(stream)) is not None:
+            if not end:
+                raise ConnectionProblem(Problem.PROTOCOL_ERROR, "headers in the midst of a call")
+            known.came(b"", 0, end=True)
+        elif not stream % 2:
+            raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a call of a wrong number")
+        elif stream > self._last_stream:
+            self._call(stream, headers, end=end)
+
+    def _call(self, stream: int, headers: list[Header], *, end: bool) -> None:
+        self._last_stream = stream
+        self._num_called += 1
+        head = read_head(headers)
+        if self.leaving is not None or len(self.calls) >= self._server.max_streams:
+            self._count(RESET_WEIGHT)
+            self.send(reset(stream, Problem.REFUSED_STREAM))
+            return
+        if head.problem:
+            self._count(RESET_WEIGHT)
+            self.send_headers(stream, ((b":status", head.problem.encode()),), end=True)
+            if not end:
+                self.send(reset(stream, Problem.NO_ERROR))
+            return
+        call = self.calls[stream] = self._server.called(self, stream, head)
+        if end:
+            call.came(b"", 0, end=True)
+
+    def control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        """What is about calls, not of them."""
+        if kind == PUSH_PROMISE:
+            raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a frame that no client sends")
+        if kind == WINDOW_UPDATE:
+            self._widen(stream, int.from_bytes(payload, "big") & MAX_WINDOW if len(payload) == 4 else -1)
+        elif kind == RST_STREAM:
+            if len(payload) != 4 or stream == 0 or stream > self._last_stream:
+                raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a reset of no call")
+            if (given_up := self.calls.get(stream)) is not None:
+                self._count(0 if given_up.answered else RESET_WEIGHT)
+                given_up.lost()
+        elif kind == SETTINGS:
+            self._settings(flags, stream, payload)
+        elif kind == PING:
+            if len(payload) != 8 or stream:
+                raise ConnectionProblem(Problem.FRAME_SIZE_ERROR, "a ping of a wrong size")
+            if not flags & ACK:
+                self.send(frame(PING, ACK, payload=payload))
+        if kind != RST_STREAM:
+            self._count()
+
+    def _settings(self, flags: int, stream: int, payload: bytes) -> None:
+        if stream or (flags & ACK and payload):
+            raise ConnectionProblem(Problem.PROTOCOL_ERROR, "settings of a call")
+        if flags & ACK:
+            return
+        for key, value in read_settings(payload):
+            if key == INITIAL_WINDOW_SIZE:
+                self.initial_window, more = value, value - self.initial_window
+                for call in list(self.calls.values()):
+                    call.widen(more)
+        self.send(frame(SETTINGS, ACK))
+
+    def _widen(self, stream: int, size: int) -> None:
+        if size < 1:
+            raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a window that does not grow")
+        if stream == 0:
+            self._window += size
+            if self._window > MAX_WINDOW:
+                raise ConnectionProblem(Problem.FLOW_CONTROL_ERROR, "a window is too large")
+            self._wake()
+        elif (call := self.calls.get(stream)) is not None:
+            call.widen(size)
+
+    def _count(self, weight: int = 1) -> None:
+        """A frame came that asks for nothing. Raises ConnectionProblem when there are too many."""
+        self._idle_frames += weight
+        if self._idle_frames > MAX_IDLE_FRAMES:
+            raise ConnectionProblem(Problem.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
+
+    # What goes.
+
+    @property
+    def room(self) -> int:
+        """Bytes of messages that may be sent now."""
+        return 0 if self._full or self._pending >= MAX_PENDING_BYTES else self._window
+
+    def send_data(self, stream: int, data: bytes) -> None:
+        """Of a call, MAX_FRAME_BYTES at most, for which there is room."""
+        self._idle_frames, size = 0, len(data)
+        self._window -= size
+        self.send(HEAD.pack(size >> 8, size & 0xFF, DATA, 0, stream) + data)
+
+    def send_headers(self, stream: int, headers: tuple[tuple[bytes, bytes], ...], *, end: bool) -> None:
+        """Before or behind a call's messages."""
+        self.send(header_frames(stream, headers, end=end))
+
+    def send(self, data: bytes) -> None:
+        """Frames, with all else of this turn of the event loop in one piece."""
+        self._out.append(data)
+        self._pending += len(data)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if not self._closed:
+            self._transport.write(b"".join(self._out))
+            if self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+                self.cut()
+        self._out.clear()
+        self._pending = 0
+        if not self._full:
+            self._wake()
+
+    def _wake(self) -> None:
+        """There may be room."""
+        for call in list(self.waiting):
+            call.wake()
+
+    # Its life.
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the client's first settings have come."""
+        return self._reader.greeted
+
+    def forget(self, call: Call) -> None:
+        """A call has ended."""
+        self.calls.pop(call.stream, None)
+        self.idle_since = self._loop.time()
+
+    def ping(self) -> None:
+        """Ask for a sign of life."""
+        self.pinged = self._loop.time()
+        self.send(frame(PING, payload=bytes(8)))
+
+    def leave(self, code: Problem = Problem.NO_ERROR, text: str = "") -> None:
+        """Take no more calls; the client makes them over another connection."""
+        if self.leaving is None:
+            self.leaving = self._loop.time()
+            self.send(goaway(self._last_stream, code, text))
+
+    def close(self) -> None:
+        """End it behind what was sent."""
+        self._flush()
+        self._closed = True
+        self._transport.close()
+
+    def cut(self) -> None:
+        """End it now."""
+        self._closed = True
+        self._transport.abort()

@@ -1,0 +1,124 @@
+"""HTTP/2's frames and header blocks in bytes, as far as a server of gRPC writes and reads them. Pure."""
+
+import struct
+from collections.abc import Mapping
+from enum import IntEnum, unique
+from functools import lru_cache
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEAD = struct.Struct(">HBBBI")  # length (16 bits and 8 more), kind, flags, stream
+MAX_FRAME_BYTES = 16_384
+MAX_WINDOW = 2**31 - 1
+DEFAULT_WINDOW = 65_535
+
+DATA, HEADERS, _, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+END_STREAM, ACK, END_HEADERS, PADDED, PRIORITISED = 0x1, 0x1, 0x4, 0x8, 0x20
+ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 2, 3, 4, 5, 6
+
+
+@unique
+class Problem(IntEnum):
+    """HTTP/2's error codes."""
+
+    NO_ERROR = 0x0
+    PROTOCOL_ERROR = 0x1
+    INTERNAL_ERROR = 0x2
+    FLOW_CONTROL_ERROR = 0x3
+    STREAM_CLOSED = 0x5
+    FRAME_SIZE_ERROR = 0x6
+    REFUSED_STREAM = 0x7
+    CANCEL = 0x8
+    COMPRESSION_ERROR = 0x9
+    ENHANCE_YOUR_CALM = 0xB
+
+
+class ConnectionProblem(Exception):
+    """The peer broke a rule, so that the whole connection ends."""
+
+    def __init__(self, code: Problem, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
+    """One frame."""
+    size = len(payload)
+    return HEAD.pack(size >> 8, size & 0xFF, kind, flags, stream) + payload
+
+
+def settings(values: Mapping[int, int]) -> bytes:
+    """A SETTINGS frame."""
+    return frame(SETTINGS, payload=b"".join(struct.pack(">HI", key, value) for key, value in values.items()))
+
+
+def read_settings(payload: bytes) -> list[tuple[int, int]]:
+    """The values of a SETTINGS frame in their order. Raises ConnectionProblem for those that can't be."""
+    if len(payload) % 6:
+        raise ConnectionProblem(Problem.FRAME_SIZE_ERROR, "SETTINGS of a wrong size")
+    values = list(struct.iter_unpack(">HI", payload))
+    for key, value in values:
+        if key == ENABLE_PUSH and value > 1:
+            raise ConnectionProblem(Problem.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
+        if key == INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
+            raise ConnectionProblem(Problem.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE is too large")
+        if key == MAX_FRAME_SIZE and not MAX_FRAME_BYTES <= value < 2**24:
+            raise ConnectionProblem(Problem.PROTOCOL_ERROR, "MAX_FRAME_SIZE is out of range")
+    return values
+
+
+def window_update(stream: int, size: int) -> bytes:
+    """Leave for so many bytes more; stream 0: of the connection."""
+    return frame(WINDOW_UPDATE, stream=stream, payload=size.to_bytes(4, "big"))
+
+
+def reset(stream: int, code: Problem) -> bytes:
+    """The end of one stream."""
+    return frame(RST_STREAM, stream=stream, payload=code.to_bytes(4, "big"))
+
+
+def goaway(last_stream: int, code: Problem, text: str = "") -> bytes:
+    """No streams behind `last_stream` are answered."""
+    return frame(GOAWAY, payload=struct.pack(">II", last_stream, code) + text.encode())
+
+
+def unpadded(flags: int, payload: bytes, *, prioritised: bool) -> bytes:
+    """What a DATA or HEADERS frame holds. Raises ConnectionProblem where it is padding beyond its end.
+
+    `prioritised`: of a kind that may tell a priority, which says nothing any more.
+    """
+    padding = 0
+    if flags & PADDED:
+        padding, payload = payload[0] if payload else 256, payload[1:]
+    if prioritised and flags & PRIORITISED:
+        payload = payload[5:]
+    if padding > len(payload):
+        raise ConnectionProblem(Problem.PROTOCOL_ERROR, "the padding is longer than its frame")
+    return payload[: len(payload) - padding]
+
+
+@lru_cache(maxsize=128)
+def header_block(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    """Headers as HPACK's literals, which need no state that both ends share."""
+    return b"".join(b"\x00" + _string(name) + _string(value) for name, value in headers)
+
+
+def header_frames(stream: int, headers: tuple[tuple[bytes, bytes], ...], *, end: bool) -> bytes:
+    """A HEADERS frame, and CONTINUATION behind it where it is too long for one."""
+    block, kind, flags, frames = header_block(headers), HEADERS, END_STREAM if end else 0, b""
+    while len(block) > MAX_FRAME_BYTES:
+        frames += frame(kind, flags, stream, block[:MAX_FRAME_BYTES])
+        block, kind, flags = block[MAX_FRAME_BYTES:], CONTINUATION, 0
+    return frames + frame(kind, flags | END_HEADERS, stream, block)
+
+
+def _string(value: bytes) -> bytes:
+    """Its length in HPACK's integers with a prefix of 7 bits, and the bytes as they are."""
+    size = len(value)
+    if size < 0x7F:
+        return bytes((size,)) + value
+    size, length = size - 0x7F, bytearray(b"\x7f")
+    while size >= 0x80:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    length.append(size)
+    return bytes(length) + value

@@ -1,0 +1,113 @@
+"""What stands before and behind a call's messages: gRPC's request headers read, its status written. Pure."""
+
+import re
+import zlib
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+from urllib.parse import quote_from_bytes
+
+from polyfleet.gateway.grpc.http2.frames import ConnectionProblem, Problem
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+BINARY = "-bin"
+TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+NAME = re.compile(rb"[0-9a-z_.!#$%&'*+^`|~-]+")
+UNTOLD = frozenset({b"te", b"content-type"})  # no metadata, as names that begin with grpc-
+OF_CONNECTIONS = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
+ENCODINGS = {b"gzip": zlib.MAX_WBITS | 16, b"deflate": zlib.MAX_WBITS}  # what zlib calls them
+ANSWER = (
+    (b":status", b"200"),
+    (b"content-type", b"application/grpc"),
+    (b"grpc-accept-encoding", b",".join((b"identity", *ENCODINGS))),
+)
+PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # beside letters and digits, in grpc-message
+
+
+class Head(NamedTuple):
+    """A call's request. `problem`: why it is no call of gRPC, as an HTTP status; empty where it is one."""
+
+    path: str
+    metadata: Metadata
+    timeout: float | None  # seconds
+    encoding: bytes  # of messages that are compressed
+    size: int  # bytes, as HTTP/2 counts a header list
+    problem: str = ""
+
+
+def read_head(headers: Sequence[tuple[bytes, bytes]]) -> Head:
+    """Of decoded headers. Raises ConnectionProblem for what HTTP/2 calls malformed."""
+    pseudo, others, size = dict[bytes, bytes](), list[tuple[bytes, bytes]](), 0
+    for name, value in headers:
+        size += len(name) + len(value) + 32
+        if name[:1] == b":":
+            if others or name in pseudo:
+                raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a pseudo-header is out of its place")
+            pseudo[name] = value
+        elif NAME.fullmatch(name) is None or name in OF_CONNECTIONS:
+            raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a header's name can't be")
+        else:
+            others.append((name, value))
+    if not (path := pseudo.get(b":path")) or b":method" not in pseudo or b":scheme" not in pseudo:
+        raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a pseudo-header is missing")
+    own = dict(others)
+    problem = "405" if pseudo[b":method"] != b"POST" else ""
+    if not own.get(b"content-type", b"").startswith(b"application/grpc"):
+        problem = problem or "415"
+    encoding = own.get(b"grpc-encoding", b"identity")
+    return Head(path.decode("latin-1"), _metadata(others), _timeout(own), encoding, size, problem)
+
+
+def _timeout(headers: dict[bytes, bytes]) -> float | None:
+    if (told := headers.get(b"grpc-timeout")) is None:
+        return None
+    if (found := TIMEOUT.fullmatch(told)) is None:
+        raise ConnectionProblem(Problem.PROTOCOL_ERROR, "grpc-timeout can't be read")
+    return int(found[1]) * SECONDS[found[2]]
+
+
+def _metadata(headers: Iterable[tuple[bytes, bytes]]) -> Metadata:
+    told = list[tuple[str, str | bytes]]()
+    for name, value in headers:
+        if name in UNTOLD or name.startswith(b"grpc-"):
+            continue
+        if name.endswith(BINARY.encode()):
+            told += ((name.decode(), _binary(each)) for each in value.split(b","))
+        else:
+            told.append((name.decode(), value.decode("latin-1")))
+    return tuple(told)
+
+
+def _binary(value: bytes) -> bytes:
+    try:
+        return b64decode(value + b"=" * (-len(value) % 4), validate=True)
+    except Base64Error:
+        raise ConnectionProblem(Problem.PROTOCOL_ERROR, "binary metadata is not in base64") from None
+
+
+def expanded(message: bytes, encoding: bytes, max_bytes: int) -> bytes:
+    """A message out of its compression. Raises ValueError where it can't be, or would have over `max_bytes`."""
+    if (bits := ENCODINGS.get(encoding)) is None:
+        raise ValueError(f"Messages in the encoding {encoding.decode('latin-1'):.32} can't be read.")
+    expanding = zlib.decompressobj(bits)
+    try:
+        found = expanding.decompress(message, max_bytes + 1)
+    except zlib.error:
+        raise ValueError("A compressed message can't be read.") from None
+    if len(found) > max_bytes or not expanding.eof:
+        raise ValueError(f"A compressed message ends early, or is larger than {max_bytes} bytes.")
+    return found
+
+
+def trailers(code: int, details: str, metadata: Metadata) -> tuple[tuple[bytes, bytes], ...]:
+    """A call's status, and what its handler has to say beside it."""
+    status: tuple[tuple[bytes, bytes], ...] = ((b"grpc-status", b"%d" % code),)
+    if details:
+        status += ((b"grpc-message", quote_from_bytes(details.encode("utf-8", "replace"), PLAIN).encode()),)
+    return (*status, *((name.encode(), _written(value)) for name, value in metadata))
+
+
+def _written(value: str | bytes) -> bytes:
+    return b64encode(value).rstrip(b"=") if isinstance(value, bytes) else value.encode("latin-1")
