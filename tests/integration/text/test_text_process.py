@@ -122,6 +122,19 @@ async def test_a_killed_process_costs_one_request() -> None:
         assert list(array("I", (await waiting).token_ids)) == before  # type: ignore[union-attr]
 
 
+async def test_jobs_sent_ahead_survive_one_that_breaks_the_process() -> None:
+    async with text_process(max_waiting=99, chat_template=LATER.replace("HOSTILE", FOREVER)) as process:
+        before = {text: await encoded(process, text) for text in ("fox", "dog dog", "The quick fox")}
+        texts = [*before] * 5
+        jobs = [process.run(EncodeText(20.0, text)) for text in texts]
+        hostile = process.run(chat("now", seconds=0.3))
+        results = await asyncio.gather(*jobs[:7], hostile, *jobs[7:], return_exceptions=True)
+        assert isinstance(results.pop(7), FieldError)
+        for text, answer in zip(texts, results, strict=True):
+            assert isinstance(answer, Encoded)
+            assert list(array("I", answer.token_ids)) == before[text]
+
+
 async def test_a_caller_who_leaves_gives_the_process_back() -> None:
     async with text_process(chat_template=LATER.replace("HOSTILE", FOREVER)) as process:
         await encoded(process, "fox")

@@ -2,19 +2,14 @@
 
 import asyncio
 import logging
-import os
-import signal
-import sys
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
 
 from polyfleet.gateway.errors import ResourceExhausted, Unavailable
+from polyfleet.gateway.request.job_process import JobProcess, Lost
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.process import (
-    LENGTH,
     Answer,
     Done,
     Encoded,
@@ -25,7 +20,6 @@ from polyfleet.text.process import (
     Refused,
     Unusable,
     frame,
-    read_answer,
 )
 from polyfleet.wire.limits import FieldError
 
@@ -33,102 +27,10 @@ MEMORY_BYTES = 256 * 1024 * 1024  # that a job may take
 LOAD_SECONDS = 120.0
 GRACE_SECONDS = 1.0  # for the job of a client who has left: starting the process again takes about as long
 RETRY_SECONDS = 1.0
+AHEAD_BYTES = 32 * 1024  # of jobs that are sent before those before them are answered
 MAX_WAITING_BYTES = 32 * 1024 * 1024
 Result = Done | Encoded | Made | PreparedImage
 log = logging.getLogger(__name__)
-
-
-class _Lost(NamedTuple):
-    """The process ended, or was ended; `status` is its exit status, None when it took too long."""
-
-    status: int | None
-
-
-class _Process(asyncio.SubprocessProtocol):
-    """One running process. Its answers come by calls, since each prompt of the gateway takes one."""
-
-    def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._buffer = bytearray()
-        self._tell: Callable[[Answer | _Lost], None] | None = None  # who waits for an answer
-        self._timer: asyncio.TimerHandle | None = None
-        self._late = False
-        self._ended: asyncio.Future[None] = loop.create_future()
-
-    @classmethod
-    async def start(cls) -> "_Process":
-        """In a session of its own: a signal for the gateway's group is not for it. Raises OSError."""
-        _, process = await asyncio.get_running_loop().subprocess_exec(
-            cls,
-            *(sys.executable, "-m", "polyfleet.text.process"),
-            stderr=asyncio.subprocess.DEVNULL,
-            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-            start_new_session=True,
-        )
-        return process
-
-    def ask(self, framed: bytes, seconds: float, tell: Callable[[Answer | _Lost], None]) -> None:
-        """Have one message answered; `tell` is called once."""
-        self._tell = tell
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._too_late)
-        self._stdin.write(framed)
-
-    async def answer(self, framed: bytes, seconds: float) -> Answer | _Lost:
-        """The same for who waits."""
-        came: asyncio.Future[Answer | _Lost] = asyncio.get_running_loop().create_future()
-
-        def tell(answer: Answer | _Lost) -> None:
-            if not came.done():
-                came.set_result(answer)
-
-        self.ask(framed, seconds, tell)
-        return await came
-
-    def kill(self) -> None:
-        """End it now."""
-        self._transport.close()
-
-    async def wait(self) -> None:
-        """Until it has ended."""
-        await self._ended
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._transport.get_pid()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.SubprocessProtocol, here and below."""
-        assert isinstance(transport, asyncio.SubprocessTransport)
-        stdin = transport.get_pipe_transport(0)
-        assert isinstance(stdin, asyncio.WriteTransport)
-        self._transport, self._stdin = transport, stdin
-
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """An answer, or a part of one."""
-        buffer = self._buffer
-        buffer += data
-        if len(buffer) >= LENGTH.size and len(buffer) >= (end := LENGTH.size + LENGTH.unpack_from(buffer)[0]):
-            encoded = bytes(buffer[LENGTH.size : end])
-            del buffer[:end]
-            self._told(read_answer(encoded))
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """It has ended, and all that it said has come."""
-        self._ended.set_result(None)
-        status = self._transport.get_returncode()
-        self._told(_Lost(None if self._late or status == -signal.SIGALRM else status))
-
-    def _too_late(self) -> None:
-        self._late = True
-        self.kill()
-
-    def _told(self, answer: Answer | _Lost) -> None:
-        tell, self._tell = self._tell, None
-        if self._timer is not None:
-            self._timer.cancel()
-        if tell is not None:
-            tell(answer)
 
 
 @dataclass(eq=False, slots=True)
@@ -154,17 +56,17 @@ class TextProcess:
         self._document = document
         self._max_waiting = max_waiting
         self._idle_seconds = idle_seconds
-        self._running: _Work | None = None
         self._waiting: deque[_Work] = deque()
-        self._process: _Process | None = None
+        self._sent: deque[_Work] = deque()  # to the process; the first one runs
+        self._process: JobProcess | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._starting: asyncio.Task[None] | None = None
-        self._chores: set[asyncio.Task[None]] = set()  # starting and ending processes
+        self._chores: set[asyncio.Task[None]] = set()
 
     @property
     def pid(self) -> int | None:
         """Of the process, while there is one."""
-        return self._process.pid if self._process else None
+        return self._process.pid if self._process and not self._process.killed else None
 
     async def run(self, job: Job) -> Result:
         """What comes of a job. When the caller is cancelled, the job soon is too.
@@ -176,92 +78,123 @@ class TextProcess:
             framed = frame(job)
         except UnicodeEncodeError:
             raise FieldError(job.field, "holds half a surrogate pair, which is no Unicode text") from None
-        waiting, loop = self._waiting, asyncio.get_running_loop()
+        waiting = [each for each in (*self._sent, *self._waiting)[1:] if not each.result.done()]
         if waiting and (
             len(waiting) >= self._max_waiting
             or sum(len(each.framed) for each in waiting) + len(framed) > MAX_WAITING_BYTES
         ):
             raise ResourceExhausted("Too many prompts wait to be encoded.", retry_after=RETRY_SECONDS)
-        work = _Work(job, framed, loop.create_future())
-        waiting.append(work)
-        if self._running is None:
-            self._next()
+        work = _Work(job, framed, asyncio.get_running_loop().create_future())
+        self._waiting.append(work)
+        self._go_on()
         try:
             return await work.result
         except asyncio.CancelledError:
-            if work is self._running:
-                loop.call_later(GRACE_SECONDS, self._give_up, work)
-            elif work in waiting:
-                waiting.remove(work)
-            elif not work.result.cancelled():
-                work.result.exception()  # which nobody else will look at
+            self._left(work)
             raise
 
-    def _next(self) -> None:
-        """Begin what waits first, or wait for a job."""
+    def _left(self, work: _Work) -> None:
+        """Its caller wants it no more."""
+        if work in self._waiting:
+            self._waiting.remove(work)
+        elif self._sent and work is self._sent[0]:
+            asyncio.get_running_loop().call_later(GRACE_SECONDS, self._give_up, work)
+        elif work.result.done() and not work.result.cancelled():
+            work.result.exception()  # which nobody else will look at
+
+    def _go_on(self) -> None:
+        """Send what waits, some of it ahead, so that the process need not wait for its next job."""
+        process, waiting, sent = self._process, self._waiting, self._sent
         if self._idle is not None:
             self._idle.cancel()
-        if not self._waiting:
-            self._running = None
-            self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._kill)
+        if process is None:
+            if waiting and self._starting is None:
+                self._starting = self._do(self._start())
             return
-        work = self._running = self._waiting.popleft()
-        if self._process is None:
-            self._starting = self._do(self._start(work))
+        while waiting and not (process.loading or process.killed):
+            if sent and sum(len(each.framed) for each in sent) + len(waiting[0].framed) > AHEAD_BYTES:
+                return
+            sent.append(work := waiting.popleft())
+            process.send(work.framed)
+            if len(sent) == 1:
+                self._begin(process, work)
+        if not (sent or waiting):
+            self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, process.kill)
+
+    def _begin(self, process: JobProcess, work: _Work) -> None:
+        """It is the first of those that were sent."""
+        process.limit(work.job.seconds + GRACE_SECONDS)
+        if work.result.done():  # its caller has left
+            asyncio.get_running_loop().call_later(GRACE_SECONDS, self._give_up, work)
+
+    def _told(self, answer: Answer | Lost) -> None:
+        if (process := self._process) is None:
+            return  # it ended while it started: see _start
+        if isinstance(answer, Lost):
+            self._process = None
+            self._lost(process, answer)
+        elif process.loading:
+            process.loading = False
+            if not isinstance(answer, Done):
+                self._cannot(answer)
+                process.kill()
         else:
-            self._ask(self._process, work)
+            self._settle(self._sent.popleft(), answer)
+            if self._sent:
+                self._begin(process, self._sent[0])
+        self._go_on()
 
-    def _ask(self, process: _Process, work: _Work) -> None:
-        process.ask(work.framed, work.job.seconds + GRACE_SECONDS, partial(self._answered, work))
-
-    def _answered(self, work: _Work, answer: Answer | _Lost) -> None:
-        job = work.job
-        if isinstance(answer, _Lost):
-            self._kill()
-            log.warning("A prompt broke its process.", extra={"status": answer.status, "job": type(job).__name__})
+    def _lost(self, process: JobProcess, lost: Lost) -> None:
+        """The job that ran is at fault; those behind it have another process."""
+        if process.loading:
+            self._cannot(lost)
+        elif self._sent:
+            job = (work := self._sent.popleft()).job
+            log.warning("A prompt broke its process.", extra={"status": lost.status, "job": type(job).__name__})
             too_much = f"takes over {self._memory_bytes >> 20} MiB of memory"
-            answer = Refused(job.field, job.too_long if answer.status is None else too_much)
+            self._settle(work, Refused(job.field, job.too_long if lost.status is None else too_much))
+        self._waiting.extendleft(reversed(self._sent))
+        self._sent.clear()
+
+    def _settle(self, work: _Work, answer: Answer) -> None:
         if work.result.done():
-            pass  # the caller has left
-        elif isinstance(answer, Refused):
+            return  # its caller has left
+        if isinstance(answer, Refused):
             work.result.set_exception(FieldError(answer.field, answer.problem, answer.reason))
         elif isinstance(answer, Unusable):
             work.result.set_exception(TextAssetsError(answer.problem))
         else:
             work.result.set_result(answer)
-        self._next()
 
-    async def _start(self, work: _Work) -> None:
-        """Have a process, and begin this job there."""
-        answer: Answer | _Lost
+    async def _start(self) -> None:
         try:
-            process = self._process = await _Process.start()
-            answer = await process.answer(frame(Load(self._document, self._memory_bytes)), LOAD_SECONDS)
+            process = await JobProcess.start(self._told)
         except OSError as error:
-            answer = Refused("", repr(error))
-        if isinstance(answer, Done):
-            self._ask(process, work)
-            return
-        self._kill()
-        problem: Exception
-        if isinstance(answer, Unusable):
-            problem = TextAssetsError(answer.problem)
+            self._cannot(error)
         else:
-            log.error("No process for prompts: %r", answer)
+            process.send(frame(Load(self._document, self._memory_bytes)))
+            process.limit(LOAD_SECONDS)
+            if process.ended:
+                self._cannot(Lost(None))
+            else:
+                self._process = process
+        self._starting = None
+        self._go_on()
+
+    def _cannot(self, why: Answer | Lost | OSError) -> None:
+        """There is no process for the first job that waits; the next one tries again."""
+        problem: Exception
+        if isinstance(why, Unusable):
+            problem = TextAssetsError(why.problem)
+        else:
+            log.error("No process for prompts: %r", why)
             problem = Unavailable("The gateway can't start a process for prompts.", retry_after=RETRY_SECONDS)
-        if not work.result.done():
+        if self._waiting and not (work := self._waiting.popleft()).result.done():
             work.result.set_exception(problem)
-        self._next()
 
     def _give_up(self, work: _Work) -> None:
-        if work is self._running:
-            self._kill()
-
-    def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            self._do(process.wait())
+        if self._process is not None and self._sent and work is self._sent[0]:
+            self._process.kill()
 
     def _do(self, chore: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(chore)
@@ -271,13 +204,15 @@ class TextProcess:
 
     async def close(self) -> None:
         """End the process, and every job with it."""
-        for work in (*self._waiting, *((self._running,) if self._running else ())):
+        for work in (*self._sent, *self._waiting):
             work.result.cancel()
         self._waiting.clear()
         if self._starting is not None:
             self._starting.cancel()
-            await asyncio.gather(self._starting, return_exceptions=True)
-        self._kill()
         await asyncio.gather(*self._chores, return_exceptions=True)
+        if (process := self._process) is not None:
+            self._sent.clear()
+            process.kill()
+            await process.wait()
         if self._idle is not None:
             self._idle.cancel()
