@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.support.batching import over
-from tests.support.tiny_architectures import COMMON, DELTA, VOCABULARY
+from tests.support.tiny_architectures import COMMON, DELTA, LATENT, VOCABULARY
 
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.batch import BatchLimits
@@ -36,6 +36,14 @@ DEEP |= {"deepstack_visual_indexes": [0]}
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma3": ({**TEXT, "sliding_window": 12, "query_pre_attn_scalar": 16}, {**SEEING, **IMAGES}),
     "mistral3": ({**TEXT, "model_type": "mistral"}, {**SEEING, **IMAGES, "model_type": "pixtral", "head_dim": 16}),
+    "lfm2_vl": (
+        {**TEXT, "model_type": "lfm2", "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+        {**SEEING, "model_type": "siglip2_vision_model", "patch_size": 14, "num_patches": 16},
+    ),
+    "kimi_k25": (
+        {**COMMON, **LATENT, "model_type": "deepseek_v3", "num_hidden_layers": 2, "q_lora_rank": 48},
+        {**SEEING, "patch_size": 14, "pos_emb_height": 4, "pos_emb_width": 4},
+    ),
     "qwen2_vl": ({**TEXT, "rope_parameters": ROPE}, {**QWEN, "embed_dim": 32, "hidden_size": 64}),
     "qwen3_vl": ({**TEXT, "rope_parameters": ROPE}, DEEP),
     "qwen3_vl_moe": (
@@ -50,7 +58,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**QWEN, "hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 64, "num_position_embeddings": 16},
     ),
 }
-SLOW = ("mistral3", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
+SLOW = ("mistral3", "lfm2_vl", "kimi_k25", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 
 
 def turn_stacks(folder: Path) -> None:
@@ -59,6 +67,15 @@ def turn_stacks(folder: Path) -> None:
     stacks = {name: tensor.mT.contiguous() for name, tensor in tensors.items() if ".experts." in name}
     assert stacks
     save_file(tensors | stacks, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def name_layers(folder: Path) -> None:
+    """As published: transformers gives the text part's layers the name of those that see when it writes them."""
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {
+        name.replace("language_model.model.blocks.", "language_model.model.layers."): tensors[name] for name in tensors
+    }
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize(
@@ -77,6 +94,8 @@ def test_the_text_part_is_loaded(kind: str, tmp_path: Path) -> None:
     reference.save_pretrained(tmp_path)
     if published:
         turn_stacks(tmp_path)
+    if kind == "kimi_k25":
+        name_layers(tmp_path)
     model = load_model(tmp_path)
     capabilities = KernelCapabilities(frozenset({"float32"}), "float32")
     graph = record(model.config, model.weights)

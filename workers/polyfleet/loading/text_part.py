@@ -14,6 +14,9 @@ SEES = ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")  
 PARTS: Mapping[str, str] = {  # by the folder's class that of its text part
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Idefics3ForConditionalGeneration": "LlamaForCausalLM",
+    "KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM",
+    "Kimi_K25ForConditionalGeneration": "DeepseekV3ForCausalLM",
+    "Lfm2VlForConditionalGeneration": "Lfm2ForCausalLM",
     "Mistral3ForConditionalGeneration": "MistralForCausalLM",
     "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
@@ -34,7 +37,7 @@ OUTER = {
     "language_model.model.": "model.",
     "language_model.": "",
 }
-SEEING = r"(model\.)?(visual|vision_tower|vision_model|connector|multi_modal_projector)\..*"  # tensors
+SEEING = r"(model\.)?(visual|vision_tower|vision_model|connector|(multi_modal|mm)_projector)\..*"  # tensors
 SHARED = ("vocab_size", "eos_token_id", "quantization_config", "tie_word_embeddings")  # may stand outside
 OUTSIDE = (
     *("vision_config", "text_config", "image_token_id", "video_token_id", "spatial_merge_size"),
