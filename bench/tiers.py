@@ -1,6 +1,6 @@
 """How much faster a prefix comes back from host memory, or local disk, than it is computed: the time to a first token.
 
-    python bench/tiers.py MODEL [--tokens N] [--repeats N] [--executor NAME]
+    python -m bench.tiers MODEL [--tokens N] [--repeats N] [--executor NAME] [--json FILE]
     python -m bench.tiers --shape llama3_8b --device cuda     # random weights, made on the device
 
 A pool for little more than one prompt: two prompts in turn evict each other. Each is computed at first, and comes back
@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
+
+from bench.report import Row, compare, publish
 
 from polyfleet.engine import Engine, EngineOptions
 from polyfleet.wire.requests import SequenceRequest
@@ -49,12 +51,18 @@ def load(given: argparse.Namespace, options: EngineOptions) -> Engine:
     return random_engine(given.shape, options)
 
 
-def report(name: str, found: list[Spent], computed: list[Spent], tokens: int) -> None:
-    """A row; `tokens` came from there."""
-    clock, cpu = (median(each) for each in zip(*found, strict=True))
-    clocks, cpus = (median(each) for each in zip(*computed, strict=True))
-    ratios = f"{clocks / clock:6.1f} and {cpus / cpu:6.1f} times as fast"
-    print(f"{name:12} {clock:8.3f} s, {cpu:8.3f} CPU s: {ratios}, {tokens} tokens of {len(found)} prompts")
+def rows(name: str, found: list[Spent], computed: list[Spent], tokens: int) -> list[Row]:
+    """By the clock and by CPU seconds, beside computing; `tokens` came from there."""
+    print(f"{name}: {tokens} tokens of {len(found)} prompts")
+    return [
+        compare(f"tiers_{name}_{unit}", ours, "s", "computed", theirs, lower_is_better=True)
+        for unit, ours, theirs in zip(Spent._fields, medians(found), medians(computed), strict=True)
+    ]
+
+
+def medians(found: list[Spent]) -> Spent:
+    """Of each clock."""
+    return Spent(*(median(each) for each in zip(*found, strict=True)))
 
 
 def from_disk(engine: Engine, prompts: list[tuple[int, ...]], folder: Path) -> tuple[list[Spent], int]:
@@ -76,6 +84,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--executor", default="auto")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     given = parser.parse_args()
     if bool(given.model) == bool(given.shape):
         parser.error("name a model, or a --shape")
@@ -100,11 +109,10 @@ def main() -> None:
         print(f"{engine.facts.executor}, a prompt of {given.tokens} tokens")
         # Nothing of the first two stays in the pool, whose blocks are not written when an engine ends.
         computed += [first_token(engine, prompt) for prompt in others]
-        report("computed", computed, computed, 0)
-        report("host memory", restored, computed, engine.status().restored_tokens)
+        found = rows("host_memory", restored, computed, engine.status().restored_tokens)
         engine.close()
         read, tokens = from_disk(load(given, options), prompts, Path(folder))
-        report("disk", read, computed, tokens)
+        publish([*found, *rows("disk", read, computed, tokens)], given.json)
 
 
 if __name__ == "__main__":
