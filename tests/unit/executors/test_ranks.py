@@ -187,3 +187,18 @@ def test_a_group_takes_what_its_greediest_rank_takes(monkeypatch: pytest.MonkeyP
     group: Any = object.__new__(GroupExecutor)
     group._executor, group._shared, group._free_bytes = SimpleNamespace(measure=None), True, 0
     assert group.measure() == Footprint(7, 4, 9, 11, 2)
+
+
+@pytest.mark.parametrize(
+    ("lost", "depth", "freed"), [("rank 1 of 2 has gone", 2, False), ("", 2, True), ("gone", 1, True)]
+)
+def test_a_device_that_waits_for_a_lost_rank_is_left_alone(lost: str, depth: int, freed: bool) -> None:
+    """Freeing its memory waits for its work, which a sum over a rank that is gone never ends."""
+    calls: list[str] = []
+    group: Any = GroupExecutor.__new__(GroupExecutor)
+    group.depth, group._folder = depth, ""
+    group._members = SimpleNamespace(lost=lost, close=lambda: calls.append("ranks"))
+    group._executor = SimpleNamespace(close=lambda: calls.append("device"))
+    group._ranks = SimpleNamespace(leave=lambda: calls.append("group"))
+    group.close()
+    assert calls == (["ranks", "device", "group"] if freed else ["ranks"])

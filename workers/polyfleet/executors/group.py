@@ -212,12 +212,12 @@ class GroupExecutor:
         self._apart(message, lambda: executor.set_adapter(number, mine), [arrays] * (self.size - 1))
 
     def close(self) -> None:
-        """End the other ranks; this one frees what it holds."""
-        lost = self._members.lost
+        """End the other ranks; this one frees what it holds, unless its device waits for ever for one that was lost."""
+        stuck = bool(self._members.lost) and self.depth > 1
         self._members.close()
-        if hasattr(self, "_executor"):
+        if hasattr(self, "_executor") and not stuck:
             self._executor.close()  # first: what it captured holds the group's connections
-        if self._ranks is not None and not (lost and self.depth > 1):  # a broken device's would wait for the others
+        if self._ranks is not None and not stuck:
             self._ranks.leave()
         shutil.rmtree(self._folder, ignore_errors=True)
 
