@@ -209,7 +209,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--load", type=float, default=0.7, help="share of that (default: 0.7)")
     parser.add_argument("--seconds", type=float, default=40.0, help="of a turn (default: 40)")
     parser.add_argument("--rounds", type=int, default=1, help="turns of each (default: 1)")
-    parser.add_argument("--patience", type=float, default=180.0, help="seconds for all to start (default: 180)")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds for all to start (default: 300)")
     parser.add_argument("--worker", action="append", default=[], metavar="FLAG", help="more of workers: --worker=--x=y")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     options = parser.parse_args(arguments)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from polyfleet.engine.executor import DeviceTimeout
 from polyfleet.executors import block_copies
-from polyfleet.executors.block_copies import BlockCopies, HostStreams
+from polyfleet.executors.block_copies import BlockCopies, HostStreams, OneStream, streams_of
 from polyfleet.executors.host_rows import HostRows
 from polyfleet.graph.kernel_graph import PerToken
 from polyfleet.kernels.cached import BYTES
@@ -265,3 +265,30 @@ def test_other_shapes_are_refused_and_a_device_that_hangs_is_given_up(monkeypatc
     monkeypatch.setattr(block_copies, "COPY_SECONDS", 0.01)
     with pytest.raises(DeviceTimeout, match=r"did not finish a copy of blocks within 0\.01 s"):
         copies.export([0], ())
+
+
+class Events:
+    """A device module of torch's that has events and no streams."""
+
+    class Event:
+        recorded = 0
+
+        def record(self) -> None:
+            Events.Event.recorded += 1
+
+        def query(self) -> bool:
+            return True
+
+
+def test_a_device_with_one_stream_does_all_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_device_module", lambda device: Events)
+    streams = streams_of(torch.device("mps"), asynchronous=True)
+    assert isinstance(streams, OneStream)
+    assert isinstance(streams_of(CPU, asynchronous=False), HostStreams)
+    held = storage()
+    copies = BlockCopies(held, torch.float32, CPU, streams)
+    caches = [np.full(shape, 3.0, np.float32) for shape in held.shapes(1, 0)]
+    copies.take([2], caches, ())
+    copies.before_step(plan([2]), 1)
+    assert [each.tolist() for each in copies.export([2], ())] == [each.tolist() for each in caches]
+    assert Events.Event.recorded == 3  # behind the steps so far, what was taken, and what was given

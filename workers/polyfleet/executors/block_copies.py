@@ -81,6 +81,36 @@ class DeviceStreams:
             work()
 
 
+class OneStream:
+    """The only stream of a device, whose torch module has events alone; and the orders of work of that device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._module = torch.get_device_module(device)
+
+    @property
+    def steps(self) -> Stream:
+        """See Streams."""
+        return self
+
+    def new(self) -> Stream:
+        """See Streams."""
+        return self
+
+    def record_event(self) -> Any:
+        """See Stream."""
+        event = self._module.Event()
+        event.record()
+        return event
+
+    def wait_event(self, event: object) -> None:
+        """What it was given before is done before."""
+
+    def do(self, stream: Stream, work: Work) -> None:
+        """See Streams."""
+        with torch.inference_mode():
+            work()
+
+
 class _AtOnce:
     """The stream of a device that does what it is asked before it answers, and its marks."""
 
@@ -107,6 +137,14 @@ class HostStreams:
         """See Streams."""
         with torch.inference_mode():
             work()
+
+
+def streams_of(device: torch.device, *, asynchronous: bool) -> Streams:
+    """Of a device; `asynchronous`: it works while the host goes on."""
+    if not asynchronous:
+        return HostStreams()
+    module = torch.get_device_module(device)
+    return DeviceStreams(device) if hasattr(module, "Stream") else OneStream(device)
 
 
 def wait_for(mark: Mark, seconds: float, what: str) -> None:

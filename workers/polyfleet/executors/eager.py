@@ -13,7 +13,7 @@ from polyfleet.engine.executor import Capacity, Footprint, Pending, StepOutput, 
 from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import NOTHING, Need, StepPlan
 from polyfleet.engine.pooling import pool
-from polyfleet.executors.block_copies import BlockCopies, DeviceStreams, HostStreams, wait_for
+from polyfleet.executors.block_copies import BlockCopies, streams_of, wait_for
 from polyfleet.executors.host_rows import STAGE_BYTES, HostRows
 from polyfleet.executors.torch_memory import (
     cache_dtype,
@@ -237,7 +237,7 @@ class EagerExecutor:
             self._program = Program(self._graph, self._chosen, context, progress)
             if self._adapted_graph is not None:
                 self._adapted = Program(self._adapted_graph, self._chosen, context, silent)
-        streams = DeviceStreams(self._device) if self._asynchronous else HostStreams()
+        streams = streams_of(self._device, asynchronous=self._asynchronous)
         self._storage, self._copies = storage, BlockCopies(storage, self._dtype, self._device, streams)
 
     def _mark(self) -> Any:
