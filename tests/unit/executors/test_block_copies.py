@@ -17,7 +17,7 @@ from polyfleet.executors import block_copies
 from polyfleet.executors.block_copies import BlockCopies, HostStreams, OneStream, streams_of
 from polyfleet.executors.host_rows import HostRows
 from polyfleet.graph.kernel_graph import PerToken
-from polyfleet.kernels.cached import BYTES
+from polyfleet.kernels.cached import BYTES, CODES
 from polyfleet.kvcache.storage import KvStorage
 
 CPU = torch.device("cpu")
@@ -233,9 +233,9 @@ def test_blocks_of_two_pools_are_told_apart() -> None:
     assert not held.caches[0][:, :2].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, BYTES])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, BYTES, CODES])
 def test_rows_hold_and_tell_what_executors_give(dtype: torch.dtype) -> None:
-    computing = torch.float32 if dtype is BYTES else dtype
+    computing = torch.float32 if dtype in (BYTES, CODES) else dtype
     held = storage(dtype)
     copies = BlockCopies(held, computing, CPU, HostStreams())
     rows = HostRows(copies, ROWS, pinned=False)

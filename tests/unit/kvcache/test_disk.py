@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from tests.unit.kvcache.test_tiers import BLOCK, LAYOUT, contents
 
 from polyfleet.graph.kernel_graph import PerToken
+from polyfleet.kernels.int8_rows import rows_of
 from polyfleet.kvcache.block_files import BadBlock, BlockFiles, claim
 from polyfleet.kvcache.disk import DiskRead, DiskTier
 from polyfleet.kvcache.portable import Array, KvLayout
@@ -120,6 +122,17 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     made.write(name(1), caches)
     with pytest.raises(BadBlock, match="not finite"):
         made.read(name(1))
+
+
+def test_rows_of_codes_come_back_unless_a_scale_is_broken(tmp_path: Path) -> None:
+    layout = replace(LAYOUT, dtype="int8")
+    made, caches = files(tmp_path, layout), tuple(rows_of(each.astype(np.float32)) for each in contents(1))
+    made.write(name(1), caches)
+    assert same(files(tmp_path, layout).read(name(1)), caches)
+    caches[1][0, 0, 0, -1] = -1  # of a negative number
+    made.write(name(2), caches)
+    with pytest.raises(BadBlock, match="scales that are negative or not finite"):
+        made.read(name(2))
 
 
 def test_what_was_not_written_to_its_end_is_removed(written: Path) -> None:

@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.support import transfers
 from tests.support.transfers import GRAIN, LAYOUT, WAIT_SECONDS, caches_of, collect, fetched, played, ticket, wanted_of
 
 from polyfleet.graph.kernel_graph import PerToken
+from polyfleet.kernels.int8_rows import numbers_of, rows_of, to_bfloat16
 from polyfleet.kvcache.travelling import Chunk
 from polyfleet.transfer import fetching, serving
 from polyfleet.transfer.channel import Channel, Stalled
@@ -101,6 +103,25 @@ def test_numbers_come_in_the_receivers_own_kind(room: TransferRoom) -> None:
     assert reason == ""
     assert chunks[0].caches[0].dtype == np.float32
     assert np.array_equal(chunks[0].caches[1], caches_of(0, GRAIN)[1])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", ["int8", "float16"])
+def test_rows_of_codes_come_as_they_are_unless_a_scale_is_broken(
+    way: str, dtype: str, room: TransferRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To an engine that keeps codes, or rounded to what it keeps."""
+    given = tuple(rows_of(each.astype(np.float32)) for each in caches_of(0, GRAIN))
+    monkeypatch.setattr(transfers, "caches_of", lambda first, tokens: given)
+    layout, wanted = replace(LAYOUT, dtype="int8"), wanted_of(GRAIN)._replace(layout=replace(LAYOUT, dtype=dtype))
+    with played(GRAIN, layout=layout) as (_, _, offer):
+        chunks, reason = fetched(room, by(way, ticket(offer)), wanted)
+        assert reason == ""
+        for got, rows in zip(chunks[0].caches, given, strict=True):
+            assert np.array_equal(got, rows if dtype == "int8" else numbers_of(rows).astype(np.float16))
+        for broken in (-1.0, np.nan, np.inf):
+            given[1][1, 5, 0, -2:] = to_bfloat16(np.array([broken], np.float32)).view(np.int8)
+            assert fetched(room, by(way, ticket(offer)), wanted) == ([], "damaged")
 
 
 def test_nobody_there(room: TransferRoom) -> None:
