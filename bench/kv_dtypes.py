@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, default=Path(str(files("polyfleet.loading") / "perplexity.txt")))
     given = parser.parse_args()
     new_tokens = given.steps * given.repeats + 2
-    context = given.tokens + new_tokens
+    context = max(given.tokens + new_tokens, WINDOW + 1)
     engines = {}
     for kind in KINDS:
         sizes = {"context_length": context, "kv_cache_tokens": given.sequences * (context + 32)}

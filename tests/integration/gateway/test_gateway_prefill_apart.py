@@ -2,7 +2,7 @@
 
 import asyncio
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -57,7 +57,8 @@ async def outcomes(worker: RunningWorker, outcome: str) -> float:
 
 
 @asynccontextmanager
-async def pair(folder: Path) -> AsyncIterator[Pair]:
+async def pair(folder: Path, kinds: Sequence[Sequence[str]] = ((), ())) -> AsyncIterator[Pair]:
+    """`kinds`: further flags of either worker."""
     model = folder / "tiny.gguf"
     write_gguf(model, SHAPE, "F32", extra=byte_level_metadata())
     assets = load_model(model).tokenizer
@@ -65,7 +66,10 @@ async def pair(folder: Path) -> AsyncIterator[Pair]:
     homes = [folder / name for name in ("prefill", "decode")]
     for home in homes:
         home.mkdir()
-    prefill, decode = (RunningWorker(home, *OPTIONS, model=str(model), command=REAL) for home in homes)
+    prefill, decode = (
+        RunningWorker(home, *OPTIONS, *kind, model=str(model), command=REAL)
+        for home, kind in zip(homes, kinds, strict=True)
+    )
     async with GatewayRig(config=CROWDED) as rig, prefill, decode:
         rig.fleet.add_assets(assets.document)
         for worker, role in ((prefill, PREFILL), (decode, DECODE)):
