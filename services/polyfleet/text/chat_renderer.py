@@ -23,6 +23,7 @@ from polyfleet.wire.tools import ToolCall
 Hide = Callable[[str], str]
 _SHORT_ID = re.compile(r"[0-9A-Za-z]{9}")
 RESERVED = ("messages", "tools")  # of a template's variables
+CONTINUE = "continue_final_message"  # among them: the answer goes on where the last message ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class ChatRenderer:
             template, form = self._tool_chat if tools else self._chat
         except TextAssetsError as error:
             raise FieldError("messages", str(error).rstrip(".")) from None
+        last = messages[-1]
         in_system = tools if form.system_tools and not form.tools else ()
         if not form.tools and (tools or any(message.tool_calls for message in messages)):
             messages = phi_chat(messages) if form.system_tools else plain_chat(messages, tools, form.left_out)
@@ -89,7 +91,12 @@ class ChatRenderer:
             values = [*system, *values]
             values[0]["tools"] = hide(json.dumps(functions, ensure_ascii=False))
         definitions = [_hidden(read_object(text, f"tools[{i}]"), f"tools[{i}]", hide) for i, text in enumerate(tools)]
-        text = template.render(values, tools=definitions or None, **self._arguments(arguments, hide))
+        variables = self._arguments(arguments, hide)
+        if variables.pop(CONTINUE, False):
+            variables["add_generation_prompt"] = False
+            text = template.render(values, tools=definitions or None, **variables)
+            return Rendered(_up_to(text, last, values[-1]["content"]), False)
+        text = template.render(values, tools=definitions or None, **variables)
         tags = find_reasoning_tags(self._sources[0])
         return Rendered(text, tags is not None and text.rstrip().endswith(tags.opening))
 
@@ -99,6 +106,19 @@ class ChatRenderer:
             if name in given:
                 raise FieldError(f"template_arguments.{name}", "is what the request itself says; leave it out")
         return {name: _hidden(value, "template_arguments", hide) for name, value in given.items()}
+
+
+def _up_to(text: str, last: Message, content: Any) -> str:
+    """A rendered chat up to where its last message's content, as the template had it, ends. Raises FieldError."""
+    own = content if isinstance(content, str) else content[-1].get("text", "") if content else ""
+    if last.role != "assistant" or last.tool_calls or not own.strip():
+        raise FieldError("messages", "must end with a text of the assistant's for an answer that goes on from it")
+    start = text.rfind(own.strip())
+    if start < 0:
+        raise FieldError(
+            "messages", "end with a text that the model's chat template changes, so no answer goes on from it"
+        )
+    return text[: start + len(own.strip())]
 
 
 def _message(message: Message, path: str, form: ChatFormat, hide: Hide) -> dict[str, Any]:

@@ -62,6 +62,24 @@ def variables(request: GenerateRequest) -> Any:
     return msgspec.json.decode(request.template_arguments) if request.template_arguments else None
 
 
+@pytest.mark.parametrize(
+    ("last", "begun"),
+    [
+        ({"role": "assistant", "content": "It is {"}, True),
+        ({"role": "assistant", "content": [{"type": "text", "text": "It is {"}]}, True),
+        ({"role": "assistant", "content": " "}, False),
+        ({"role": "assistant", "content": []}, False),
+        ({"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}, False),
+        (USER, False),
+    ],
+)
+def test_a_message_goes_on_from_what_the_assistant_has_begun(last: dict[str, Any], begun: bool) -> None:
+    body = {"max_tokens": 1, "messages": [USER, last], "thinking": {"type": "disabled"}}
+    found = variables(messages_request(decode(msgspec.json.encode(body), MessagesBody), "r"))
+    off = {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}
+    assert found == off | ({"continue_final_message": True} if begun else {})
+
+
 def test_the_effort_to_think_with_reaches_the_template_in_its_own_words() -> None:
     low = {"reasoning_effort": "low", "enable_thinking": True, "thinking": True}
     assert variables(chat(reasoning_effort="low")) == low

@@ -16,6 +16,8 @@ from polyfleet.wire.requests import GenerateRequest, Message, TokenizeRequest
 from polyfleet.wire.structure import Structure
 from polyfleet.wire.tools import ToolCall
 
+GOES_ON = msgspec.Raw(b'{"continue_final_message":true}')  # of the chat template's variables
+
 
 class TextBlock(msgspec.Struct, tag="text"):
     """What is said."""
@@ -67,6 +69,13 @@ class Turn(msgspec.Struct):
 
     role: Literal["user", "assistant", "system"]
     content: str | list[ContentBlock]
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether it is the assistant's own, which ends with a text: the answer goes on from there."""
+        last = self.content if isinstance(self.content, str) else self.content[-1] if self.content else ""
+        text = last.text if isinstance(last, TextBlock) else last if isinstance(last, str) else ""
+        return self.role == "assistant" and bool(text.strip())
 
 
 class ToolBody(msgspec.Struct):
@@ -127,11 +136,12 @@ class CountBody(Strict, frozen=True, kw_only=True):
 
     @property
     def variables(self) -> str:
-        """The chat template's, as JSON: whether to think, and how much."""
+        """The chat template's, as JSON: whether to think, how much, and whether the last turn is the answer begun."""
+        goes_on = GOES_ON if self.messages and self.messages[-1].is_begun else NOTHING
         if self.thinking is not None and self.thinking.type == "disabled":
-            return template_arguments(NOTHING, "none")
+            return template_arguments(goes_on, "none")
         effort = self.output_config.effort if self.output_config else None
-        return template_arguments(NOTHING, "xhigh" if effort == "max" else effort)
+        return template_arguments(goes_on, "xhigh" if effort == "max" else effort)
 
 
 class MessagesBody(CountBody, frozen=True, kw_only=True):
