@@ -16,6 +16,7 @@ from tests.unit.kvcache.test_disk import finished
 
 from polyfleet.engine import shelf
 from polyfleet.engine.engine import Engine
+from polyfleet.engine.pace import Pace
 from polyfleet.engine.plan import StepPlan
 from polyfleet.engine.sizing import capacity_of
 from polyfleet.executors.block_copies import BlockCopies
@@ -156,6 +157,7 @@ def beside_steps(model: LoadedModel, **given: Any) -> tuple[Engine, ManyStreams]
     return Engine(executor, model.config, options, fingerprint="a model"), streams
 
 
+@pytest.mark.usefixtures("patient")
 def test_what_an_executor_copies_beside_its_steps_comes_back(model: LoadedModel, tmp_path: Path) -> None:
     expected = [ask(made(model, host=0), prompt)[0] for prompt in PROMPTS]
     target, streams = beside_steps(model, disk_cache_dir=str(tmp_path))
@@ -173,11 +175,19 @@ def test_what_an_executor_copies_beside_its_steps_comes_back(model: LoadedModel,
     later.close()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is on disk is read however long that takes beside computing: tests run on busy machines."""
+    monkeypatch.setattr(shelf, "READ_SECONDS", (60.0, 60.0))
+    monkeypatch.setattr(Pace, "slower_than", lambda pace, rate: False)
+
+
 def on_disk(model: LoadedModel, folder: Path, host: int = 96, **given: Any) -> Engine:
     """With a directory behind host memory that has room for one of the prompts."""
     return made(model, host, disk_cache_dir=str(folder), **given)
 
 
+@pytest.mark.usefixtures("patient")
 def test_what_is_on_disk_survives_the_engine(model: LoadedModel, tmp_path: Path) -> None:
     target = on_disk(model, tmp_path)
     first = [ask(target, prompt) for prompt in PROMPTS * 2]
@@ -205,6 +215,7 @@ def known_on_disk(target: Engine, prompt: Sequence[int], salt: bytes = b"") -> i
     return disk.known(target._exchange.chain(prompt, salt)[:4])
 
 
+@pytest.mark.usefixtures("patient")
 def test_tenants_find_their_own_alone_on_disk_too(model: LoadedModel, tmp_path: Path) -> None:
     target = on_disk(model, tmp_path)
     for prompt in PROMPTS:
@@ -230,6 +241,7 @@ def test_another_revision_computes_and_removes_what_it_finds(model: LoadedModel,
     later.close()
 
 
+@pytest.mark.usefixtures("patient")
 def test_damaged_files_are_computed(model: LoadedModel, tmp_path: Path) -> None:
     target = on_disk(model, tmp_path)
     expected = [ask(target, prompt)[0] for prompt in PROMPTS]
