@@ -21,7 +21,6 @@ OURS = ("services", "workers", "proto")
 USERS = (*OURS, "bench", "tools", "docker", "charts")
 # "path:name", or a pattern of them -> why it stays though nothing but tests uses it.
 ALLOWED: dict[str, str] = {
-    "services/polyfleet/gateway/grpc/http2/connection.py:Connection.data_received": "asyncio calls it",
     "services/polyfleet/gateway/grpc/http2/server.py:Http2Server.add_registered_method_handlers": "made code calls it",
     "services/polyfleet/gateway/http/openai/replies.py:*": "fields of the JSON that clients read",
     "services/polyfleet/text/prompt_text.py:PromptText.render_chat": "what tests compare with other templates' texts",

@@ -1,7 +1,7 @@
 """The gateway's server of HTTP/2 with a few methods of bytes, for tests of the protocol itself."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,11 +27,13 @@ class Echo:
     """`Each` gives every message back, `All` all of them together, `Fail` a status, `Hang` nothing for ever."""
 
     def __init__(self) -> None:
+        self.heard: Callable[[str], None] = lambda _: None  # is told who is known
         self.hanging = self.cancelled = 0
         self.written = 0
 
     async def each(self, messages: AsyncIterator[bytes], context: Any) -> None:
         """In turn, with what came as metadata behind them."""
+        self.heard(context.peer())
         async for message in messages:
             await context.write(message)
             self.written += 1
@@ -85,6 +87,7 @@ async def echo_server(**bounds: Any) -> AsyncIterator[tuple[Http2Server, Echo, i
     listener, echo = open_socket("127.0.0.1:0", "--listen"), Echo()
     server = Http2Server(listener, Doors(100, 100, lambda _: None), BOUNDS._replace(**bounds), ())
     server.add_generic_rpc_handlers([echo.handler()])
+    echo.heard = server.heard
     port = listener.getsockname()[1]
     await server.start()
     watching = asyncio.create_task(server.watch())

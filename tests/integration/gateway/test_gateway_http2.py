@@ -25,6 +25,8 @@ from tests.support.raw_grpc import (
     frame,
 )
 
+from polyfleet.gateway.pace import Pace
+
 GOAWAY, WINDOW_UPDATE, PUSH_PROMISE = 7, 8, 5
 GREETING = PREFACE + frame(SETTINGS)
 EACH, HANG = f"/{SERVICE}/Each", f"/{SERVICE}/Hang"
@@ -232,6 +234,24 @@ async def test_a_client_that_breaks_the_rules_is_told_which_and_sent_away(data: 
         await connection.ended()
         await until(lambda: len(server) == 0)
         assert echo.hanging == 0
+
+
+async def test_who_has_shown_no_key_gets_few_calls_at_once_until_he_has() -> None:
+    class Forever(Pace):
+        def spend(self, seconds: float) -> float:
+            return 3600.0
+
+    async with echo_server() as (server, echo, port):
+        server.pace = Forever()
+        stranger = await RawHttp2.open(port, GREETING + b"".join(call(number, HANG) for number in range(1, 81, 2)))
+        other = await RawHttp2.open(port, GREETING + call(1, HANG))
+        await until(lambda: echo.hanging == 5)
+        await asyncio.sleep(0.05)
+        assert echo.hanging == 5
+        host, number = stranger.writer.get_extra_info("sockname")
+        server.heard(f"ipv4:{host}:{number}")
+        await until(lambda: echo.hanging == 41)
+        other.writer.transport.abort()
 
 
 async def test_whatever_the_sizes_of_the_pieces_that_come() -> None:

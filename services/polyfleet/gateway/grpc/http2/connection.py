@@ -6,31 +6,9 @@ import ssl
 import time
 from urllib.parse import quote
 
+from polyfleet.gateway.grpc.http2 import frames
 from polyfleet.gateway.grpc.http2.call import WINDOW, Call, CallServer
-from polyfleet.gateway.grpc.http2.frames import (
-    ACK,
-    DATA,
-    DEFAULT_WINDOW,
-    HEAD,
-    INITIAL_WINDOW_SIZE,
-    MAX_CONCURRENT_STREAMS,
-    MAX_HEADER_LIST_SIZE,
-    MAX_WINDOW,
-    PING,
-    PUSH_PROMISE,
-    RST_STREAM,
-    SETTINGS,
-    WINDOW_UPDATE,
-    ConnectionProblem,
-    Problem,
-    frame,
-    goaway,
-    header_frames,
-    read_settings,
-    reset,
-    settings,
-    window_update,
-)
+from polyfleet.gateway.grpc.http2.frames import ConnectionProblem, Problem
 from polyfleet.gateway.grpc.http2.heads import read_head
 from polyfleet.gateway.grpc.http2.hpack import Header
 from polyfleet.gateway.grpc.http2.reading import FrameReader
@@ -40,7 +18,7 @@ CONNECTION_WINDOW = 1024 * 1024
 MAX_IDLE_FRAMES = 4096  # that ask for nothing, since something was last sent that was asked for
 RESET_WEIGHT = 4  # of them, for a call that is given up before any answer
 QUICK_SECONDS = 0.0005  # what takes longer to read, of somebody who has shown no key, is paced
-CALL_SECONDS = 0.0003  # that refusing a call takes
+CALL_SECONDS, STRANGERS_CALLS = 0.001, 4  # what refusing a call takes, and so many are begun at once
 MAX_PENDING_BYTES = 256 * 1024  # of messages, for one turn of the event loop
 MAX_UNREAD_BYTES = 2 * 1024 * 1024  # that only answers to frames which ask for nothing can come to
 
@@ -52,10 +30,12 @@ class Connection(asyncio.Protocol):
         self._server, self.visit = server, visit
         self.calls: dict[int, Call] = {}
         self.waiting: set[Call] = set()  # for room to send
-        self.initial_window = self._window = DEFAULT_WINDOW  # of a call, and of all together: bytes that may be sent
+        self.initial_window = frames.DEFAULT_WINDOW  # of a call: bytes that may be sent,
+        self._window = frames.DEFAULT_WINDOW  # and of all together
         self._full = False  # the peer does not read
         self.peer = ""
-        self.trusted = False  # a call over it was let in
+        self._trusted = False
+        self._resting: asyncio.TimerHandle | None = None  # until it is read on
         self.leaving: float | None = None  # since when it gets no more calls
         self._loop = asyncio.get_running_loop()
         self.opened = self.heard = self.idle_since = self._loop.time()
@@ -82,9 +62,9 @@ class Connection(asyncio.Protocol):
         if tls is not None and tls.selected_alpn_protocol() != "h2":
             self.cut()
             return
-        own = {MAX_CONCURRENT_STREAMS: self._server.max_streams, INITIAL_WINDOW_SIZE: WINDOW}
-        self.send(settings(own | {MAX_HEADER_LIST_SIZE: self._server.max_header_bytes}))
-        self.send(window_update(0, CONNECTION_WINDOW - DEFAULT_WINDOW))
+        own = {frames.MAX_CONCURRENT_STREAMS: self._server.max_streams, frames.INITIAL_WINDOW_SIZE: WINDOW}
+        self.send(frames.settings(own | {frames.MAX_HEADER_LIST_SIZE: self._server.max_header_bytes}))
+        self.send(frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
         self._server.opened(self)
 
     def data_received(self, data: bytes) -> None:
@@ -97,13 +77,27 @@ class Connection(asyncio.Protocol):
             self.leave(problem.code, str(problem))
             self.close()
         took = time.thread_time() - began + CALL_SECONDS * self._num_called
-        if took > QUICK_SECONDS and not (self.trusted or self._closed):
+        if took > QUICK_SECONDS and not (self._trusted or self._closed):
             self._transport.pause_reading()
-            self._loop.call_later(self._server.pace.spend(took), self._go_on)
+            self._resting = self._loop.call_later(self._server.pace.spend(took), self._go_on)
 
     def _go_on(self) -> None:
+        self._resting = None
         if not self._closed:
             self._transport.resume_reading()
+            self.data_received(b"")  # what is left
+
+    @property
+    def sated(self) -> bool:
+        """Who has shown no key gets few calls begun at once."""
+        return self._num_called >= STRANGERS_CALLS and not self._trusted
+
+    def trust(self) -> None:
+        """A call over it was let in: it is paced no more."""
+        self._trusted = True
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = self._loop.call_later(0, self._go_on)
 
     def connection_lost(self, error: Exception | None) -> None:
         """All calls are lost."""
@@ -130,7 +124,7 @@ class Connection(asyncio.Protocol):
         if self._allowed < 0:
             raise ConnectionProblem(Problem.FLOW_CONTROL_ERROR, "more came than was allowed")
         if self._owed >= CONNECTION_WINDOW // 2:
-            self.send(window_update(0, self._owed))
+            self.send(frames.window_update(0, self._owed))
             self._allowed, self._owed = self._allowed + self._owed, 0
         if stream == 0 or stream > self._last_stream:
             raise ConnectionProblem(Problem.PROTOCOL_ERROR, "data of no call")
@@ -156,13 +150,13 @@ class Connection(asyncio.Protocol):
         head = read_head(headers)
         if self.leaving is not None or len(self.calls) >= self._server.max_streams:
             self._count(RESET_WEIGHT)
-            self.send(reset(stream, Problem.REFUSED_STREAM))
+            self.send(frames.reset(stream, Problem.REFUSED_STREAM))
             return
         if head.problem:
             self._count(RESET_WEIGHT)
             self.send_headers(stream, ((b":status", head.problem.encode()),), end=True)
             if not end:
-                self.send(reset(stream, Problem.NO_ERROR))
+                self.send(frames.reset(stream, Problem.NO_ERROR))
             return
         call = self.calls[stream] = self._server.called(self, stream, head)
         if end:
@@ -170,44 +164,44 @@ class Connection(asyncio.Protocol):
 
     def control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         """What is about calls, not of them."""
-        if kind == PUSH_PROMISE:
+        if kind == frames.PUSH_PROMISE:
             raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a frame that no client sends")
-        if kind == WINDOW_UPDATE:
-            self._widen(stream, int.from_bytes(payload, "big") & MAX_WINDOW if len(payload) == 4 else -1)
-        elif kind == RST_STREAM:
+        if kind == frames.WINDOW_UPDATE:
+            self._widen(stream, int.from_bytes(payload, "big") & frames.MAX_WINDOW if len(payload) == 4 else -1)
+        elif kind == frames.RST_STREAM:
             if len(payload) != 4 or stream == 0 or stream > self._last_stream:
                 raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a reset of no call")
             if (given_up := self.calls.get(stream)) is not None:
                 self._count(0 if given_up.answered else RESET_WEIGHT)
                 given_up.lost()
-        elif kind == SETTINGS:
+        elif kind == frames.SETTINGS:
             self._settings(flags, stream, payload)
-        elif kind == PING:
+        elif kind == frames.PING:
             if len(payload) != 8 or stream:
                 raise ConnectionProblem(Problem.FRAME_SIZE_ERROR, "a ping of a wrong size")
-            if not flags & ACK:
-                self.send(frame(PING, ACK, payload=payload))
-        if kind != RST_STREAM:
+            if not flags & frames.ACK:
+                self.send(frames.frame(frames.PING, frames.ACK, payload=payload))
+        if kind != frames.RST_STREAM:
             self._count()
 
     def _settings(self, flags: int, stream: int, payload: bytes) -> None:
-        if stream or (flags & ACK and payload):
+        if stream or (flags & frames.ACK and payload):
             raise ConnectionProblem(Problem.PROTOCOL_ERROR, "settings of a call")
-        if flags & ACK:
+        if flags & frames.ACK:
             return
-        for key, value in read_settings(payload):
-            if key == INITIAL_WINDOW_SIZE:
+        for key, value in frames.read_settings(payload):
+            if key == frames.INITIAL_WINDOW_SIZE:
                 self.initial_window, more = value, value - self.initial_window
                 for call in list(self.calls.values()):
                     call.widen(more)
-        self.send(frame(SETTINGS, ACK))
+        self.send(frames.frame(frames.SETTINGS, frames.ACK))
 
     def _widen(self, stream: int, size: int) -> None:
         if size < 1:
             raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a window that does not grow")
         if stream == 0:
             self._window += size
-            if self._window > MAX_WINDOW:
+            if self._window > frames.MAX_WINDOW:
                 raise ConnectionProblem(Problem.FLOW_CONTROL_ERROR, "a window is too large")
             self._wake()
         elif (call := self.calls.get(stream)) is not None:
@@ -230,11 +224,11 @@ class Connection(asyncio.Protocol):
         """Of a call, MAX_FRAME_BYTES at most, for which there is room."""
         self._idle_frames, size = 0, len(data)
         self._window -= size
-        self.send(HEAD.pack(size >> 8, size & 0xFF, DATA, 0, stream) + data)
+        self.send(frames.HEAD.pack(size >> 8, size & 0xFF, frames.DATA, 0, stream) + data)
 
     def send_headers(self, stream: int, headers: tuple[tuple[bytes, bytes], ...], *, end: bool) -> None:
         """Before or behind a call's messages."""
-        self.send(header_frames(stream, headers, end=end))
+        self.send(frames.header_frames(stream, headers, end=end))
 
     def send(self, data: bytes) -> None:
         """Frames, with all else of this turn of the event loop in one piece."""
@@ -275,13 +269,13 @@ class Connection(asyncio.Protocol):
     def ping(self) -> None:
         """Ask for a sign of life."""
         self.pinged = self._loop.time()
-        self.send(frame(PING, payload=bytes(8)))
+        self.send(frames.frame(frames.PING, payload=bytes(8)))
 
     def leave(self, code: Problem = Problem.NO_ERROR, text: str = "") -> None:
         """Take no more calls; the client makes them over another connection."""
         if self.leaving is None:
             self.leaving = self._loop.time()
-            self.send(goaway(self._last_stream, code, text))
+            self.send(frames.goaway(self._last_stream, code, text))
 
     def close(self) -> None:
         """End it behind what was sent."""

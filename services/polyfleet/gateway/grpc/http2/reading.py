@@ -25,6 +25,11 @@ MAX_BLOCK_BYTES, MAX_PIECES = 64 * 1024, 16  # of one call's headers
 class Received(Protocol):
     """Is told what has come. Its methods raise ConnectionProblem."""
 
+    @property
+    def sated(self) -> bool:
+        """Whether it takes no more for now: the rest is kept until the next `feed`."""
+        ...
+
     def data(self, stream: int, data: bytes, size: int, *, end: bool) -> None:
         """Of messages; `size` of its bytes count, padding too."""
         ...
@@ -39,7 +44,7 @@ class Received(Protocol):
 
 
 class FrameReader:
-    """Of one connection. No more is kept than a frame, or MAX_BLOCK_BYTES of headers."""
+    """Of one connection. No more is kept than a frame, MAX_BLOCK_BYTES of headers, and what it fed when sated."""
 
     def __init__(self, received: Received) -> None:
         self.greeted = False  # the client's first settings have come
@@ -59,7 +64,7 @@ class FrameReader:
             if len(buffer) < len(PREFACE):
                 return
             self._prefaced, at = True, len(PREFACE)
-        while len(buffer) - at >= HEAD.size:
+        while len(buffer) - at >= HEAD.size and not self._received.sated:
             high, low, kind, flags, stream = HEAD.unpack_from(buffer, at)
             if (size := high << 8 | low) > MAX_FRAME_BYTES:
                 raise ConnectionProblem(Problem.FRAME_SIZE_ERROR, f"a frame of {size} bytes")

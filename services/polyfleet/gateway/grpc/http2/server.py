@@ -90,7 +90,7 @@ class Http2Server:
         """A call from there was let in: its connection keeps its place."""
         if (connection := self._connections.get(peer)) is not None:
             self._doors.busy(connection.visit)
-            connection.trusted = True
+            connection.trust()
 
     # Connections' side.
 
