@@ -20,6 +20,8 @@ from polyfleet.executors.mixing import MixedBuffers
 from polyfleet.executors.staging import Slips
 from polyfleet.executors.torch_memory import memory_errors, statistics
 from polyfleet.executors.torch_pending import TorchPending
+from polyfleet.graph.adapt import adapted as with_adapters
+from polyfleet.graph.adapt import few_weights
 from polyfleet.graph.lowering import fuse
 from polyfleet.graph.narrow import narrow
 from polyfleet.kernels.context import DTYPES
@@ -104,7 +106,7 @@ class CapturedExecutor(EagerExecutor):
         self._graphs: dict[tuple[int, bool], _Captured] = {}  # of each bucket, without adapters and with
         self._mixed: dict[int, tuple[MixedBuffers, _Captured]] = {}  # of steps with prompts, by their rows
         self._last_graph: Any = None
-        self._narrow: Program | None = None  # of steps with few rows
+        self._narrow: dict[bool, Program] = {}  # of steps with few rows, without adapters and with
         self._measuring = False
         self._capture = capture or self._capture_graph
         super().__init__(replace(workload, options=options), progress, depth=depth)
@@ -153,7 +155,7 @@ class CapturedExecutor(EagerExecutor):
     def close(self) -> None:
         """Graphs first: they hold what they were captured over."""
         self._forget()
-        self._narrow = None
+        self._narrow.clear()
         super().close()
 
     def _forget(self) -> None:
@@ -232,28 +234,26 @@ class CapturedExecutor(EagerExecutor):
         """Steps of few rows have a program of their own, over the same weights and caches."""
         super()._bind(storage, progress)
         possible = tuning(self._device).narrow and self._dtype is not torch.float16  # whose range gained rows may leave
-        possible = possible and self._workload.ranks is None
-        narrowed = narrow(self._graph) if possible else None
-        self._narrow = None
-        if narrowed is not None:
-            context = replace(self._context, caches=storage.caches, block_size=storage.caches[0].shape[3])
-            context = replace(context, local=storage.local, states=storage.states)
-            with torch.inference_mode():
-                self._narrow = Program(narrowed, self._chosen, context, silent)
+        narrowed = narrow(self._graph) if possible and self._workload.ranks is None else None
+        graphs = {} if narrowed is None else {False: narrowed}
+        if narrowed is not None and self._adapted is not None and few_weights(narrowed):
+            graphs[True] = with_adapters(narrowed)
+        with torch.inference_mode():
+            programs = {kind: Program(each, self._chosen, self._bound, silent) for kind, each in graphs.items()}
+        self._narrow = programs
 
     def _captured_of(self, size: int, adapted: bool) -> _Captured:
         if (size, adapted) not in self._graphs:
             self._graphs[size, adapted] = self._captured(size, adapted)
         return self._graphs[size, adapted]
 
-    def _captured(self, size: int, adapted: bool) -> _Captured:
+    def _captured(self, size: int, adapting: bool) -> _Captured:
         """Over padding alone, which leaves no trace."""
         logits: list[Tensor] = []
         tuned = tuning(self._device)
-        few = size <= (tuned.most_rows if self._context.packed else tuned.narrow)
-        program = (few and self._narrow) or self._program
-        if adapted and self._adapted is not None:
-            program = self._adapted
+        few = size <= (tuned.most_rows if self._context.packed and not adapting else tuned.narrow)
+        usual = (adapting and self._adapted) or self._program
+        program = self._narrow.get(adapting, usual) if few else usual
 
         def work() -> None:
             found = program.run(self._buffers.prepare(size, self._slot_tables, self._last_token))[-1]

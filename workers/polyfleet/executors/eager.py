@@ -217,7 +217,7 @@ class EagerExecutor:
         """Free weights and cache; nothing may be launched any more."""
         if self._rows is not None:
             self._rows.close()
-        del self._program, self._storage, self._copies
+        del self._program, self._bound, self._storage, self._copies
         self._adapted = None
         self._context.prepared.clear()
         self._context.packed.clear()
@@ -232,7 +232,7 @@ class EagerExecutor:
     def _bind(self, storage: KvStorage, progress: Progress) -> None:
         block_size = storage.caches[0].shape[3] if storage.caches else self._block_size
         context = replace(self._context, caches=storage.caches, block_size=block_size, states=storage.states)
-        context = replace(context, local=storage.local)
+        self._bound = context = replace(context, local=storage.local)
         with torch.inference_mode():
             self._program = Program(self._graph, self._chosen, context, progress)
             if self._adapted_graph is not None:

@@ -62,9 +62,11 @@ a sum that its readers finish, so that no op is left of it. `squares` [., any] a
     norm_linear(g, squares) -> y               g @ Wᵀ (+ biases) / sqrt(mean(x²) + eps)
     norm_silu_mul(g, ...)   -> y[., F]         silu_mul of the same
     rope_attention(qkv)     -> y[T, N·D]       rope_cache, then paged_attention over that cache
+    shrink(x)               -> low             down @ x of each row's adapter; linear_add, norm_linear and norm_silu_mul
+                                               take it behind their inputs, and x @ Wᵀ grows by up @ low there
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, unique
 from typing import TypeVar
 
@@ -109,6 +111,7 @@ class OpKind(str, Enum):
     NORM_SILU_MUL = "norm_silu_mul"
     ROPE_ATTENTION = "rope_attention"
     ADAPT = "adapt"
+    SHRINK = "shrink"
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,15 +289,4 @@ def of(op: Op, kind: type[AnyAttributes]) -> AnyAttributes:
     """The op's attributes, which must be of this kind; raises TypeError."""
     if not isinstance(op.attributes, kind):
         raise TypeError(f"{op.kind.value} needs {kind.__name__}, not {op.attributes!r}")
-    return op.attributes
-
-
-def without_cache(op: Op) -> Attributes | None:
-    """The op's attributes, whichever cache or state they name."""
-    if isinstance(op.attributes, Convolution | DeltaRule):
-        return replace(op.attributes, state=0)
-    if isinstance(op.attributes, CacheWrite | Attention | RopeCache):
-        return replace(op.attributes, cache=0)
-    if isinstance(op.attributes, RopeAttention):
-        return RopeAttention(replace(op.attributes.rope, cache=0), replace(op.attributes.attention, cache=0))
     return op.attributes

@@ -42,13 +42,17 @@ class AdapterTables:
             down, up = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
             self._tables[op.weights] = down, up
 
-    def of(self, op: Op) -> tuple[Tensor, Tensor]:
-        """down and up of one op."""
-        return self._tables[op.weights]
+    def of(self, names: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+        """down and up of the weights of one op."""
+        return self._tables[names]
 
-    def rows(self, op: Op) -> list[int]:
-        """Of each of the op's weights."""
-        return [self._rows[name] for name in op.weights]
+    def rows(self, names: tuple[str, ...]) -> list[int]:
+        """Of each of these weights."""
+        return [self._rows[name] for name in names]
+
+    def has(self, names: tuple[str, ...]) -> bool:
+        """Whether one op has these weights, and adapters."""
+        return names in self._tables
 
     def set(self, number: int, parts: Parts) -> None:
         """Put an adapter's matrices in the place of those of that number, behind every step so far."""

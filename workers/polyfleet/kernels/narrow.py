@@ -5,9 +5,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfleet.graph.ops import Norm, Op, OpKind, of
+from polyfleet.kernels.adapting import bind_grow
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
 from polyfleet.kernels.step import Step
+
+PLAIN_INPUTS = 2  # of a product without adapters
 
 
 def bind_gain(op: Op, context: KernelContext) -> Kernel:
@@ -18,10 +21,10 @@ def bind_gain(op: Op, context: KernelContext) -> Kernel:
 
 def bind_linear_add(op: Op, context: KernelContext) -> Kernel:
     """x, y -> z, gained, squares."""
-    weight, gain = context.dense(*op.weights[:-1]), context.vector(op.weights[-1])
+    product, gain = _product(op, op.weights[:-1], context), context.vector(op.weights[-1])
 
-    def kernel(step: Step, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        total = F.linear(x, weight) + y
+    def kernel(step: Step, x: Tensor, y: Tensor, *low: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        total = product(step, x, *low) + y
         return total, total * gain, total.float().square().sum(-1, keepdim=True)
 
     return kernel
@@ -29,12 +32,13 @@ def bind_linear_add(op: Op, context: KernelContext) -> Kernel:
 
 def bind_norm_linear(op: Op, context: KernelContext) -> Kernel:
     """gained, squares -> y."""
-    weight, eps = context.dense(*op.weights), of(op, Norm).eps
+    product, eps = _product(op, op.weights, context), of(op, Norm).eps
     bias = context.vector(*op.biases) if op.biases else 0
 
-    def kernel(step: Step, x: Tensor, squares: Tensor) -> Tensor:
+    def kernel(step: Step, x: Tensor, squares: Tensor, *low: Tensor) -> Tensor:
         factor = torch.rsqrt(squares.sum(-1, keepdim=True) / x.shape[-1] + eps)
-        return (F.linear(x, weight).float() * factor).to(x.dtype) + bias
+        y: Tensor = (product(step, x, *low).float() * factor).to(x.dtype) + bias
+        return y
 
     return kernel
 
@@ -43,12 +47,24 @@ def bind_norm_silu_mul(op: Op, context: KernelContext) -> Kernel:
     """gained, squares -> y."""
     linear = bind_norm_linear(op, context)
 
-    def kernel(step: Step, x: Tensor, squares: Tensor) -> Tensor:
-        gate, up = linear(step, x, squares).chunk(2, dim=-1)
+    def kernel(step: Step, x: Tensor, squares: Tensor, *low: Tensor) -> Tensor:
+        gate, up = linear(step, x, squares, *low).chunk(2, dim=-1)
         result: Tensor = F.silu(gate) * up
         return result
 
     return kernel
+
+
+def _product(op: Op, names: tuple[str, ...], context: KernelContext) -> Kernel:
+    """x -> x @ Wᵀ; with what a `shrink` made of x, what the rows' adapters add to it too."""
+    weight = context.dense(*names)
+    grow = bind_grow(names, context) if len(op.inputs) > PLAIN_INPUTS else None
+
+    def product(step: Step, x: Tensor, *low: Tensor) -> Tensor:
+        y = F.linear(x, weight)
+        return y if grow is None else y + grow(step, *low).to(y.dtype)
+
+    return product
 
 
 NARROW = (

@@ -1,12 +1,23 @@
 """A KernelGraph bound to torch implementations: what executors run once a step."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from polyfleet.graph.kernel_graph import KernelGraph
-from polyfleet.graph.ops import Op, OpKind, without_cache
+from polyfleet.graph.ops import (
+    Attention,
+    Attributes,
+    CacheWrite,
+    Convolution,
+    DeltaRule,
+    Op,
+    OpKind,
+    RopeAttention,
+    RopeCache,
+)
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
 from polyfleet.kernels.step import Step
@@ -89,7 +100,7 @@ class Program:
         """The plan that `op` shares with all of its kind whose attributes differ in nothing but a pool's cache."""
         for number, first in enumerate(self._plans):
             alike = first.kind is op.kind and self._is_local(first) == self._is_local(op)
-            if alike and without_cache(first) == without_cache(op):
+            if alike and _without_cache(first) == _without_cache(op):
                 return number
         self._plans.append(op)
         return len(self._plans) - 1
@@ -97,3 +108,14 @@ class Program:
     def _is_local(self, op: Op) -> bool:
         """Whether its cache is in the second pool."""
         return op.cache in self._context.local
+
+
+def _without_cache(op: Op) -> Attributes | None:
+    """The op's attributes, whichever cache or state they name."""
+    if isinstance(op.attributes, Convolution | DeltaRule):
+        return replace(op.attributes, state=0)
+    if isinstance(op.attributes, CacheWrite | Attention | RopeCache):
+        return replace(op.attributes, cache=0)
+    if isinstance(op.attributes, RopeAttention):
+        return RopeAttention(replace(op.attributes.rope, cache=0), replace(op.attributes.attention, cache=0))
+    return op.attributes

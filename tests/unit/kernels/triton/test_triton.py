@@ -31,6 +31,7 @@ from polyfleet.kernels.triton import (  # noqa: E402
     recurrent,
     rope,
     routes,
+    shrink,
     stepping,
     writes,
 )
@@ -89,7 +90,7 @@ def attentions(tuned: Tuning) -> Cases:
 
 def kernels(name: str) -> Cases:
     """Each kernel with the types of its operands, its constants for Llama-3-8B's shape, warps and stages."""
-    cases = attentions(TUNING[name]) + products(TUNING[name]) + low_ranks() + mixtures(TUNING[name])
+    cases = attentions(TUNING[name]) + products(TUNING[name]) + low_ranks(TUNING[name]) + mixtures(TUNING[name])
     cases += states() + latents(TUNING[name], "*bf16")
     row = {"x": "*bf16", "residual": "*bf16", "weight": "*bf16", "out": "*bf16", "total": "*bf16", "eps": "fp32"}
     cases.append((norms.norm_kernel, row, {"WIDTH": 4096, "PADDED": 4096, "ADD": True}, 8, 3))
@@ -186,29 +187,33 @@ def in_float32(tuned: Tuning) -> Cases:
     return cases + [(each[0], each[1] | dict.fromkeys(("q", "rest", "out"), "*fp32"), *each[2:]) for each in of_latents]
 
 
-def low_ranks() -> Cases:
+def low_ranks(tuned: Tuning) -> Cases:
     """What adapters of rank 16 add to gate and up."""
     over = dict.fromkeys(("order", "firsts"), "*i64") | {"adapters": "*i32", "low": "*fp32", "count": "i32"}
+    row = {"K": 4096, "ALL": 32, "LINES": shrink.LINES, "COLUMNS": shrink.COLUMNS, "CHAINED": tuned.chained}
     both = {"NUMBER": 2, "RANK": 16, "PADDED": 16, "ROWS": adapters.FEW, "SPLITS": 4}
     shrunk, grown = over | dict.fromkeys(("x", "down"), "*bf16"), over | dict.fromkeys(("y", "up"), "*bf16")
     return [
         (adapters.shrink_kernel, shrunk, both | {"K": 4096, "STEP": adapters.COLUMNS}, 4, 3),
         (adapters.expand_kernel, grown | {"cuts": "*i32"}, both | {"N": 28672, "OUTPUTS": adapters.OUTPUTS}, 4, 3),
+        (shrink.shrink_row_kernel, shrunk, row, 4, 3),
     ]
 
 
 def products(tuned: Tuning) -> Cases:
-    """Of each kind of weights a product, and what unpacks them."""
+    """Of each kind of weights a product, with what adapters add to it or without, and what unpacks them."""
+    alone = dict.fromkeys(("RANK", "SECOND", "THIRD"), 0) | {"RANKS": 1}
     cases: Cases = []
-    types = dict.fromkeys(("x", "bias", "residual", "gain", "out", "gained"), "*bf16")
-    types |= dict.fromkeys(("squares", "sums", "parts", "units"), "*fp32")
-    types |= {"groups": "*i32", "arrived": "*i32", "rows": "i32", "eps": "fp32"}
+    types = dict.fromkeys(("x", "bias", "residual", "gain", "up", "out", "gained"), "*bf16")
+    types |= dict.fromkeys(("squares", "sums", "parts", "units", "low"), "*fp32")
+    types |= {"groups": "*i32", "arrived": "*i32", "adapters": "*i32", "rows": "i32", "eps": "fp32"}
     for kind, silu, rows in ((0, False, 16), (1, True, 32), (2, False, 64)):
         cut, packed = tuned.cut(kind, rows, silu=silu), {"codes": "*i32" if kind else "*bf16"}
         size = {"N": 4096, "K": 4096, "SQUARES": 64, "GROUP": 4096 if kind == 1 else 32}
         size["SPAN"] = 32 if kind else cut.step
         how = {"KIND": kind, "MINIMA": kind == 2, "STEP": min(size["SPAN"], cut.step), "BLOCK": cut.block, "ROWS": rows}
         around = {"SPLITS": 1 if silu else 2, "NORM": silu, "BIAS": False, "BEHIND": 1 if silu else 2}
+        around |= {"RANK": 16, "SECOND": 2048 if silu else 4096, "THIRD": 4096, "RANKS": 4} if kind < 2 else alone
         target = {"ASSEMBLY": tuned.assembly and kind > 0, "CHAINED": int(tuned.chained)}
         target["LINES"] = 64 if tuned.ahead and kind == 0 else 0
         cases.append((linear.linear_kernel, types | packed, size | how | around | target, cut.warps, cut.stages))
@@ -216,14 +221,14 @@ def products(tuned: Tuning) -> Cases:
         cut, met = tuned.cut(3, 32, silu=False), dict.fromkeys(("x", "codes"), "*fp8e4nv")
         size = {"N": 4096, "K": 14336, "SQUARES": 64, "KIND": 3, "GROUP": 14336, "SPAN": cut.step, "STEP": cut.step}
         size |= {"BLOCK": cut.block, "ROWS": 32, "SPLITS": 2, "NORM": False, "BIAS": False, "BEHIND": 2}
-        size |= {"MINIMA": False, "ASSEMBLY": False, "CHAINED": 1, "LINES": 0}
+        size |= {"MINIMA": False, "ASSEMBLY": False, "CHAINED": 1, "LINES": 0, **alone}
         cases.append((linear.linear_kernel, types | met, size, cut.warps, cut.stages))
         paired = {"x": "*bf16", "out": "*fp8e4nv", "units": "*fp32", "rows": "i32"}
         cases.append((pairs.pair_kernel, paired, {"K": 14336, "SPAN": 64, "PADDED": 16384, "CHAINED": True}, 8, 3))
     if tuned.alone:
         small = {"N": 3072, "K": 576, "SQUARES": 72, "GROUP": 1, "SPAN": 1, "KIND": 0, "MINIMA": False, "STEP": 1}
         small |= {"BLOCK": tuned.alone.block, "ROWS": 1, "SPLITS": 1, "NORM": True, "BIAS": False, "BEHIND": 1}
-        small |= {"ASSEMBLY": False, "CHAINED": 2, "LINES": 0}
+        small |= {"ASSEMBLY": False, "CHAINED": 2, "LINES": 0, **alone}
         cases.append((linear.linear_kernel, types | {"codes": "*bf16"}, small, tuned.alone.warps, tuned.alone.stages))
     packing = {"N": 4096, "K": 4096, "KIND": 2, "GROUP": 32, "MINIMA": True, "SPAN": 32, "BLOCK": 32}
     whole = {"codes": "*i32", "groups": "*i32", "out": "*bf16"}

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polyfleet.graph.ops import Op
+from polyfleet.kernels.adapting import tables_of
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel
 from polyfleet.kernels.step import Step
@@ -116,14 +117,12 @@ def plan_adapters(context: KernelContext, step: Step, attributes: Any) -> Tiles:
 
 def bind_adapt(op: Op, context: KernelContext) -> Kernel:
     """x, y -> y, which grows in place."""
-    tables = context.adapters
-    if tables is None:
-        raise ValueError("a graph with adapters needs their tables")
-    (down, up), rank = tables.of(op), tables.rank
+    tables = tables_of(context)
+    (down, up), rank = tables.of(op.weights), tables.rank
     number, padded = len(op.weights), max(LEAST, triton.next_power_of_2(rank))
     columns, outputs = down.shape[2], up.shape[1]
     splits = max(1, min(MOST_SPLITS, columns // SHARE))
-    cuts = _cuts(tables.rows(op)).to(context.device)
+    cuts = _cuts(tables.rows(op.weights)).to(context.device)
 
     def kernel(tiles: Tiles, x: Tensor, y: Tensor) -> Tensor:
         x, y, count = x.contiguous(), y.contiguous(), len(x)

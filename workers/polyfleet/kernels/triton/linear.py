@@ -16,6 +16,7 @@ from polyfleet.kernels.packed import Packed
 from polyfleet.kernels.triton.chaining import gdc_launch_dependents, gdc_wait
 from polyfleet.kernels.triton.codes import BYTES, DENSE, FP8, numbers_of, pack_of, unpack_kernel
 from polyfleet.kernels.triton.pairs import LOWER, pairs
+from polyfleet.kernels.triton.shrink import NOT_GROWN, Grown, fetch_up, grown_of
 from polyfleet.kernels.triton.tuning import Cut, Tuning
 
 SILU_MUL, ADD = tl.constexpr(1), tl.constexpr(2)  # what becomes of products; 0: nothing
@@ -25,11 +26,13 @@ UNPACKED = 32  # rows of a program that unpacks
 
 @triton.jit
 def linear_kernel(
-    x, units, squares, codes, groups, bias, residual, gain, out, gained, sums, parts, arrived, rows, eps,
+    x, units, squares, codes, groups, bias, residual, gain, low, up, adapters, out, gained, sums, parts, arrived,
+    rows, eps,
     N: tl.constexpr, K: tl.constexpr, SQUARES: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
     MINIMA: tl.constexpr, SPAN: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     SPLITS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, BEHIND: tl.constexpr, ASSEMBLY: tl.constexpr,
-    CHAINED: tl.constexpr, LINES: tl.constexpr,
+    CHAINED: tl.constexpr, LINES: tl.constexpr, RANK: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
+    RANKS: tl.constexpr,
 ):  # fmt: skip
     """`out` [rows, N or N / 2] of x [rows, K] and weights [N, K], STEP words of a chunk at once.
 
@@ -39,7 +42,9 @@ def linear_kernel(
     ends; 2: lets the one behind it begin at once, 1: when its products are made. LINES: so many lines of 64 columns of
     each row of weights are fetched before it waits; 0: none. For a single row, which is for dense weights alone, they
     are all read before it waits, and no matrix unit is needed. BYTES: x [2, rows, K] are pairs in `units` [rows]
-    (see `pairs`), and `codes` [N, K] fp8.
+    (see `pairs`), and `codes` [N, K] fp8. RANK: `up` [adapters, N, RANK] times `low` [rows, weights * RANK] is
+    added, of the adapter of each row, if any; the second weight begins at the output SECOND, a third one at THIRD.
+    `low` comes from the kernel right before, which has waited for x: nothing else waits for it.
     """
     tile, split = tl.program_id(0), tl.program_id(1)
     dtype = out.dtype.element_ty
@@ -71,7 +76,9 @@ def linear_kernel(
         there = all_columns < K
         whole = codes + output.to(tl.int64)[:, None] * K + all_columns[None, :]
         weights = tl.load(whole, mask=there[None, :], other=0.0)
-    if CHAINED > 0:
+    if RANK > 0 and LINES > 0:
+        fetch_up(up, adapters, output, row, rows, N, RANK)
+    if CHAINED > 0 and (RANK == 0 or KIND == BYTES):
         gdc_wait()
     if CHAINED == 2:
         gdc_launch_dependents()
@@ -121,6 +128,10 @@ def linear_kernel(
     if KIND == BYTES:
         scale = (tl.load(groups + output) << 16).to(tl.float32, bitcast=True) * 2.0**-120
         total = total * scale[:, None] * tl.load(units + row, mask=present, other=0.0)[None, :]
+    if RANK > 0:
+        if CHAINED > 0:
+            gdc_wait()
+        total += grown_of(up, low, adapters, output, inside, row, rows, N, RANK, RANKS, SECOND, THIRD, BLOCK, ROWS)
     if NORM:
         piece = tl.arange(0, triton.next_power_of_2(SQUARES))
         known = present[:, None] & (piece < SQUARES)[None, :]
@@ -183,6 +194,7 @@ class Operands:
     bias: Tensor | None = None  # [N]
     residual: Tensor | None = None  # [rows, N], and
     gain: Tensor | None = None  # [N], where sums are wanted
+    grown: Grown | None = None  # what adapters add to x Wᵀ
 
 
 def linear(matrix: Matrix, tuned: Tuning, x: Tensor, given: Operands, *, silu: bool = False) -> tuple[Tensor, ...]:
@@ -209,14 +221,15 @@ def linear(matrix: Matrix, tuned: Tuning, x: Tensor, given: Operands, *, silu: b
     ahead = small and tuned.ahead and dense and not alone
     lines = triton.next_power_of_2(triton.cdiv(matrix.columns, 64)) if ahead else 0
     options = {"launch_pdl": True} if tuned.chained else {}
+    grown = given.grown or NOT_GROWN
     linear_kernel[(tiles, splits)](
-        *(met, units, squares, codes, matrix.groups, given.bias, given.residual, given.gain, out, gained, sums, parts),
-        *(matrix.arrived, count, given.eps, matrix.rows, matrix.columns, 1 if squares is None else squares.shape[1]),
+        *(met, units, squares, codes, matrix.groups, given.bias, given.residual, given.gain, *grown.operands),
+        *(out, gained, sums, parts, matrix.arrived, count, given.eps, matrix.rows, matrix.columns),
+        1 if squares is None else squares.shape[1],
         *(kind, matrix.group, matrix.minima, span or step, step, cut.block, rows, splits),
         *(squares is not None, given.bias is not None, behind, assembly, chained, lines),
-        num_warps=cut.warps,
-        num_stages=cut.stages,
-        **options,
+        *(*grown.sizes, grown.ranks(cut.block * rows)),
+        **{"num_warps": cut.warps, "num_stages": cut.stages, **options},
     )
     return (out, gained, sums) if behind == 2 else (out,)
 

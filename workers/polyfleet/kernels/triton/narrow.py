@@ -17,6 +17,7 @@ from polyfleet.kernels.triton.attention import fits
 from polyfleet.kernels.triton.decode import DecodePlan, Turn, decode, plan_decode
 from polyfleet.kernels.triton.linear import Matrix, Operands, linear, unpacked
 from polyfleet.kernels.triton.rope import plan_rope
+from polyfleet.kernels.triton.shrink import bind_grown
 from polyfleet.kernels.triton.tuning import tuning
 
 SLICES = {int(Kind.FP8): 2, int(Kind.INT4): 1}  # of most_rows each; more rows meet the weights unpacked
@@ -54,8 +55,12 @@ def bind_gain(op: Op, context: KernelContext) -> Kernel:
 def bind_linear_add(op: Op, context: KernelContext) -> Kernel:
     """x, y -> total, gained, squares."""
     matrix, tuned = Matrix.of(context.matrix(*op.weights[:-1]), context.device), tuning(context.device)
-    gain = context.vector(op.weights[-1])
-    return lambda step, x, y: linear(matrix, tuned, x, Operands(residual=y.contiguous(), gain=gain))
+    gain, grown = context.vector(op.weights[-1]), bind_grown(op.weights[:-1], context)
+
+    def kernel(step: Step, x: Tensor, y: Tensor, *low: Tensor) -> tuple[Tensor, ...]:
+        return linear(matrix, tuned, x, Operands(residual=y.contiguous(), gain=gain, grown=grown(step, *low)))
+
+    return kernel
 
 
 def bind_norm_linear(op: Op, context: KernelContext) -> Kernel:
@@ -71,9 +76,11 @@ def bind_norm_silu_mul(op: Op, context: KernelContext) -> Kernel:
 def _behind_norm(op: Op, context: KernelContext, *, silu: bool) -> Kernel:
     matrix, tuned = Matrix.of(context.matrix(*op.weights), context.device), tuning(context.device)
     bias, eps = context.vector(*op.biases) if op.biases else None, of(op, Norm).eps
+    grown = bind_grown(op.weights, context)
 
-    def kernel(step: Step, x: Tensor, squares: Tensor) -> Tensor:
-        return linear(matrix, tuned, x, Operands(squares.contiguous(), eps, bias), silu=silu)[0]
+    def kernel(step: Step, x: Tensor, squares: Tensor, *low: Tensor) -> Tensor:
+        given = Operands(squares.contiguous(), eps, bias, grown=grown(step, *low))
+        return linear(matrix, tuned, x, given, silu=silu)[0]
 
     return kernel
 

@@ -1,0 +1,68 @@
+"""Low-rank adapters of steps with few rows, interpreted: products that take what these add, against references."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.interpreted.test_kernels import KERNELS, assert_close, run
+from tests.interpreted.test_narrow_kernels import REFERENCES
+from tests.support.kernel_cases import make_context, make_step
+
+from polyfleet.graph.adapt import adapted
+from polyfleet.graph.kernel_graph import KernelGraph
+from polyfleet.graph.ops import Norm, Op, OpKind
+from polyfleet.kernels.adapters import AdapterTables, LowRank
+from polyfleet.kernels.context import KernelContext
+from polyfleet.kernels.triton import shrink
+
+COLUMNS, EPS = 80, Norm(1e-5)
+ROWS = {"layers.0.q": 44, "layers.0.k": 12, "layers.0.v": 12, "layers.0.o": 64, "layers.0.gate": 48, "layers.0.up": 48}
+Q, K, V, OUT, GATE, UP = ROWS
+OPS = {
+    "norm_linear": Op(OpKind.NORM_LINEAR, (1, 2), (4,), (Q, K, V), ("b", "c", "c"), EPS),
+    "linear_add": Op(OpKind.LINEAR_ADD, (1, 2), (4, 5, 6), (OUT, "layers.0.norm")),
+    "norm_silu_mul": Op(OpKind.NORM_SILU_MUL, (1, 2), (4,), (GATE, UP), attributes=EPS),
+}
+
+
+def context_of(rank: int) -> KernelContext:
+    """Three adapters: of full rank, of a lower one for some weights alone, and one that changes nothing."""
+    weights = {name: torch.randn(rows, COLUMNS) / 9 for name, rows in ROWS.items()}
+    weights |= {"layers.0.norm": 1 + 0.3 * torch.randn(64), "b": torch.randn(44), "c": torch.randn(12)}
+    context = make_context(weights=weights)
+    plain = tuple(Op(OpKind.ADAPT, (1, 1), (2,), names) for names in ((Q, K, V), (OUT,), (GATE, UP)))
+    graph = KernelGraph(plain, (1, COLUMNS, 1), (), (2,))
+    tables = AdapterTables(graph, context.weights, 3, rank, torch.float32, torch.device("cpu"))
+    for number, (ranks, names) in enumerate(((rank, tuple(ROWS)), (3, (K, OUT, UP)))):
+        low = {name: LowRank(torch.randn(ranks, COLUMNS) / 9, torch.randn(ROWS[name], ranks) / 2) for name in names}
+        tables.set(number, low)
+    return replace(context, adapters=tables)
+
+
+@pytest.mark.parametrize(("name", "rows", "rank", "live"), [
+    ("norm_linear", 5, 8, 8192),
+    ("norm_linear", 1, 5, 2048),
+    ("linear_add", 3, 8, 1024),
+    ("norm_silu_mul", 4, 16, 2048),
+])  # fmt: skip
+def test_products_take_what_each_rows_adapter_adds(
+    name: str, rows: int, rank: int, live: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its rank at once, or some."""
+    monkeypatch.setattr(shrink, "LIVE", live)
+    torch.manual_seed(rows * rank)
+    context, adapters = context_of(rank), torch.tensor([0, -1, 1, 2, 0][:rows], dtype=torch.int32)
+    step = replace(make_step([(1, 0)] * rows), adapters=adapters, host_adapters=adapters.numpy())
+    x = torch.randn(rows, COLUMNS)
+    other = torch.randn(rows, 64) if name == "linear_add" else 40 * (0.5 + torch.rand(rows, 2))
+    shrunk, product = adapted(KernelGraph((OPS[name],), (1, COLUMNS, 1, 1, 1, 1, 1), (), (4,))).ops
+    assert shrunk.kind is OpKind.SHRINK
+    found, expected, plain = [], [], []
+    low = run(KERNELS, shrunk, context, step, x)
+    assert_close(low, run(REFERENCES, shrunk, context, step, x))
+    found, expected = (run(table, product, context, step, x, other, low) for table in (KERNELS, REFERENCES))
+    plain = run(REFERENCES, OPS[name], context, step, x, other)
+    firsts = [each[0] if isinstance(each, tuple) else each for each in (found, expected, plain)]
+    assert_close(firsts[0], firsts[1])
+    same = (firsts[1] == firsts[2]).all(1)
+    assert same.tolist() == [int(each) in (-1, 2) for each in adapters]
