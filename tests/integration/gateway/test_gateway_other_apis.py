@@ -128,6 +128,10 @@ async def test_messages_whole_and_streamed() -> None:
         choice = {"type": "tool", "name": "weather"}
         await http.post("/v1/messages", json=body | {"tool_choice": choice, "stop_sequences": ["x"]})
         assert "weather" in fake.started[-1].grammar
+        begun = [*HI, {"role": "assistant", "content": [{"type": "text", "text": "It is {"}]}]
+        await http.post("/v1/messages", json={"model": MODEL, "max_tokens": 9, "messages": begun})
+        prompt = (await http.post("/detokenize", json={"tokens": list(fake.started[-1].prompt_ids)})).json()["prompt"]
+        assert prompt.endswith("assistant\nIt is {")
 
 
 @pytest.mark.parametrize(
