@@ -28,7 +28,8 @@ from polyfleet.wire.requests import SequenceRequest
 
 TOLERANCES = {"eager": 2e-4, "persistent": 6e-2}  # of logprobs: the CPU library's cache has half precision
 NEW_TOKENS = 50
-ALIKE = ("qwen3.5", "qwen3.5moe", "dots1", "glm4flash", "mistral, ministral 3")  # parts that others have, put together in no new way
+# Parts that others have, put together in no new way:
+ALIKE = ("qwen3.5", "qwen3.5moe", "dots1", "glm4flash", "mistral, ministral 3")
 LENGTHS = (40, 3, 70, 40)  # of prompts; the fourth begins as the first does
 
 
