@@ -252,6 +252,18 @@ TINY: Mapping[str, Tiny] = {
             **{"expert_feed_forward_length": 32, "expert_gating_func": 2, "leading_dense_block_count": 1},
         },
     ),
+    "trinity": Tiny(
+        "afmoe",
+        {
+            **{**MIXTURE, "head_dim": 16, "sliding_window": WINDOW, "mup_enabled": True, "route_scale": 1.5},
+            **{"num_dense_layers": 1, "num_shared_experts": 1, "global_attn_every_n_layers": 4},
+        },
+        "afmoe",
+        {
+            **{**GGUF_MIXTURE, "expert_feed_forward_length": 32, "expert_shared_count": 1, "expert_gating_func": 2},
+            **{"leading_dense_block_count": 1, "expert_weights_scale": 1.5, "expert_weights_norm": True},
+        },
+    ),
     "exaone": Tiny("exaone", {}, "exaone", rewrite=as_published_exaone),
     "mistral, ministral 3": Tiny("ministral3", {"head_dim": 16, "rope_parameters": SHARPENED}),
     "glm4": Tiny("glm4", {"head_dim": 16}, "glm4", {"rope.dimension_count": 8}),

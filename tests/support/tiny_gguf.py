@@ -16,6 +16,7 @@ RENAMED = {  # names of some models' modules, and those that the package knows
     "shared_mlp.output_linear": "mlp.shared_experts.down_proj",
     "mlp.gate.moe_statics": "mlp.moe_statics",
     "correction_bias": "correction.bias",
+    "mlp.expert_bias": "mlp.expert_bias.bias",
     "feed_forward.expert_bias": "feed_forward.expert_bias.bias",
     "feed_forward.experts": "mlp.experts",
 }

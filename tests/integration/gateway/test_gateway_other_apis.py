@@ -88,6 +88,16 @@ async def test_what_responses_can_not_do_is_named(body: dict[str, Any], param: s
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
+async def test_a_message_that_the_assistant_has_begun_goes_on() -> None:
+    fake = worker()
+    async with GatewayRig() as rig, httpx.AsyncClient(base_url=rig.http, trust_env=False, timeout=60) as http:
+        await rig.add(fake)
+        begun = [*HI, {"role": "assistant", "content": [{"type": "text", "text": "It is {"}]}]
+        await http.post("/v1/messages", json={"model": MODEL, "max_tokens": 9, "messages": begun})
+        prompt = (await http.post("/detokenize", json={"tokens": list(fake.started[-1].prompt_ids)})).json()["prompt"]
+        assert prompt.endswith("assistant\nIt is {")
+
+
 async def test_messages_whole_and_streamed() -> None:
     fake = worker()
     result = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "3 degrees"}]}
@@ -128,10 +138,6 @@ async def test_messages_whole_and_streamed() -> None:
         choice = {"type": "tool", "name": "weather"}
         await http.post("/v1/messages", json=body | {"tool_choice": choice, "stop_sequences": ["x"]})
         assert "weather" in fake.started[-1].grammar
-        begun = [*HI, {"role": "assistant", "content": [{"type": "text", "text": "It is {"}]}]
-        await http.post("/v1/messages", json={"model": MODEL, "max_tokens": 9, "messages": begun})
-        prompt = (await http.post("/detokenize", json={"tokens": list(fake.started[-1].prompt_ids)})).json()["prompt"]
-        assert prompt.endswith("assistant\nIt is {")
 
 
 @pytest.mark.parametrize(

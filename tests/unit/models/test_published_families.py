@@ -72,6 +72,19 @@ EXAONE: dict[str, Any] = {
     "torch_dtype": "float32", "use_cache": True, "vocab_size": 102400,
 }  # fmt: skip
 
+TRINITY: dict[str, Any] = {
+    "architectures": ["AfmoeForCausalLM"], "attention_dropout": 0.0, "auto_map": {"AutoConfig": "x.Y"},
+    "dtype": "bfloat16", "global_attn_every_n_layers": 4, "head_dim": 128, "hidden_act": "silu", "hidden_size": 3072,
+    "initializer_range": 0.02, "intermediate_size": 12288, "max_position_embeddings": 8192, "model_type": "afmoe",
+    "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "moe_intermediate_size": 3072, "mup_enabled": True, "n_group": 1, "num_attention_heads": 48,
+    "num_dense_layers": 6, "num_expert_groups": 1, "num_experts": 256, "num_experts_per_tok": 4,
+    "num_hidden_layers": 8, "num_key_value_heads": 8, "num_limited_groups": 1, "num_shared_experts": 1,
+    "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0, "route_norm": True, "route_scale": 2.448,
+    "score_func": "sigmoid", "sliding_window": 4096, "tie_word_embeddings": False, "topk_group": 1,
+    "use_cache": True, "use_grouped_mm": True, "vocab_size": 200192,
+}  # fmt: skip
+
 
 def read(folder: Path, stated: dict[str, Any]) -> Any:
     (folder / "config.json").write_text(json.dumps(stated))
@@ -96,6 +109,9 @@ def test_what_they_mean(tmp_path: Path) -> None:
     lfm = read(tmp_path, LFM2)
     assert [layer for layer, recurrent in enumerate(lfm.recurrent) if not recurrent] == LFM2["full_attn_idxs"]
     assert (lfm.intermediate_size, lfm.tied_embeddings) == (8192, True)
+    trinity = read(tmp_path, TRINITY)
+    assert (trinity.windows, trinity.turning) == ((4096, 4096, 4096, 0) * 2, (True, True, True, False) * 2)
+    assert (trinity.embedding_scale, trinity.route.scale, trinity.dense) == (3072**0.5, 2.448, (0, 1, 2, 3, 4, 5))
     minimax = read(tmp_path, MINIMAX)
     assert len(minimax.inverse_frequencies) == 32, "half of a head turns"
     assert (minimax.route.sigmoid, minimax.correction) == (True, True)
@@ -128,6 +144,8 @@ def test_queries_that_grow_with_their_position_are_served_where_they_do_not(tmp_
         (LFM2, {"layer_types": ["conv"] * 15 + ["mamba"]}, "layer_types"),
         (DOTS, {"moe_layer_freq": 2}, "moe_layer_freq"),
         (DOTS, {"scoring_func": "softmax"}, "scoring_func"),
+        (TRINITY, {"score_func": "softmax"}, "score_func"),
+        (TRINITY, {"num_limited_groups": 2}, "num_expert_groups"),
         (GLM_FLASH, {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
     ],
 )

@@ -11,6 +11,7 @@ from polyfleet.models.gguf_keys import GgufKeys
 from polyfleet.models.recorder import Recorder
 
 MAX_EXPERTS = 4096
+MAX_SCALE = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +56,12 @@ def read_gguf_route(keys: GgufKeys, *, renormalise: bool) -> Route:
     fields = keys.fields
     count, chosen = fields.count("expert_count", maximum=MAX_EXPERTS), fields.count("expert_used_count")
     check_route(fields, count, chosen)
+    scale = fields.number("expert_weights_scale", 0, MAX_SCALE) if fields.has("expert_weights_scale") else 1.0
     return Route(
         count,
         chosen,
         renormalise=fields.flag("expert_weights_norm", renormalise),
-        scale=fields.positive("expert_weights_scale", 1.0) if fields.values.get("expert_weights_scale") else 1.0,
+        scale=scale or 1.0,  # 0 says that there is none
     )
 
 

@@ -44,6 +44,7 @@ from polyfleet.models.recorder import Recorder, Shapes
 from polyfleet.models.seed_oss import SEED_OSS
 from polyfleet.models.smollm3 import SMOLLM3
 from polyfleet.models.starcoder2 import NEMOTRON, STABLELM, STARCODER2
+from polyfleet.models.trinity import TRINITY
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     each.name: each
@@ -52,7 +53,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         *(MINICPM, DEEPSEEK3, DEEPSEEK2, GPT_OSS, GLM4_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
         *(GEMMA, OLMO2, OLMO3, GRANITE, ERNIE, HUNYUAN, INTERNLM3, SEED_OSS, EXAONE4, STARCODER2, NEMOTRON, STABLELM),
         *(GRANITE_MOE, GRANITE4, OLMOE, ERNIE_MOE, HUNYUAN_MOE, PHI2, ARCEE, INTERNLM2),
-        *(COHERE, COHERE2, DOTS1, GLM4_FLASH, MINIMAX_M2, LFM2, LFM2_MOE, EXAONE),
+        *(COHERE, COHERE2, DOTS1, GLM4_FLASH, MINIMAX_M2, LFM2, LFM2_MOE, EXAONE, TRINITY),
         *(BERT, ROBERTA, NOMIC_BERT, BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER),
     )
 }
