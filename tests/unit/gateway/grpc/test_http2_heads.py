@@ -40,6 +40,8 @@ def test_what_is_no_call_is_answered_as_http() -> None:
         [*PSEUDO, TYPE, (b"X-Upper", b"1")],
         [*PSEUDO, TYPE, (b"a b", b"1")],
         [*PSEUDO, TYPE, (b"connection", b"close")],
+        [*PSEUDO, TYPE, (b"x-a", b"1\r\nx-b: 2")],
+        [*PSEUDO, TYPE, (b"x-a", b"\0")],
         [*PSEUDO, TYPE, (b"grpc-timeout", b"123456789S")],
         [*PSEUDO, TYPE, (b"grpc-timeout", b"5")],
         [*PSEUDO, TYPE, (b"k-bin", b"\xff")],

@@ -15,6 +15,7 @@ BINARY = "-bin"
 TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 NAME = re.compile(rb"[0-9a-z_.!#$%&'*+^`|~-]+")
+NO_VALUE = re.compile(rb"[\0\r\n]")  # what holds these is none
 UNTOLD = frozenset({b"te", b"content-type"})  # no metadata, as names that begin with grpc-
 OF_CONNECTIONS = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
 ENCODINGS = {b"gzip": zlib.MAX_WBITS | 16, b"deflate": zlib.MAX_WBITS}  # what zlib calls them
@@ -46,8 +47,8 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> Head:
             if others or name in pseudo:
                 raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a pseudo-header is out of its place")
             pseudo[name] = value
-        elif NAME.fullmatch(name) is None or name in OF_CONNECTIONS:
-            raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a header's name can't be")
+        elif NAME.fullmatch(name) is None or name in OF_CONNECTIONS or NO_VALUE.search(value):
+            raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a header can't be")
         else:
             others.append((name, value))
     if not (path := pseudo.get(b":path")) or b":method" not in pseudo or b":scheme" not in pseudo:
