@@ -1,9 +1,11 @@
 """What passes from the start of a worker alone to its first token, and what its processes compute meanwhile.
 
     python -m bench.start [MODEL] [--rounds N]
+    python -m bench.start --accelerator cuda --shape llama3_8b --rounds 3    # random weights
 
 A worker of its own loads the model (without one: the bundled SmolLM2) and answers a request of four tokens; the first
-round, which brings files into the page cache, is left out of the medians. Parts, in the order of time:
+round, which brings files into the page cache and compiles kernels, is left out of the medians. Parts, in the order of
+time:
 
     worker    from its start until it takes connections
     imports   the engine's process, until it begins to read the model: nearly all of it is torch
@@ -21,9 +23,12 @@ from pathlib import Path
 
 import click
 import psutil
+import torch
+from bench.card.shapes import SHAPES, Shape, write_model
 from tests.support.running_worker import REAL, RunningWorker
 
 from polyfleet.cli.stack.settings import bundled_model
+from polyfleet.engine.machines import open_machine
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
 
@@ -47,13 +52,12 @@ class Clock:
         self._wall, self._cpu = wall, cpu
 
 
-async def one_round(model: Path) -> list[tuple[float, float]]:
+async def one_round(model: Path, accelerator: str = "cpu") -> list[tuple[float, float]]:
     """Wall and CPU seconds of each part."""
+    options = ["--accelerator", accelerator, "--kv-cache-tokens", "2048"]
     with tempfile.TemporaryDirectory() as folder:
         clock = Clock()
-        running = RunningWorker(
-            Path(folder), "--kv-cache-tokens", "2048", model=str(model), wait_ready=False, command=REAL
-        )
+        running = RunningWorker(Path(folder), *options, model=str(model), wait_ready=False, command=REAL)
         async with running as worker:
             clock.mark(worker)
             while (status := (await worker.status()).status).state != fleet.WORKER_STATE_READY:
@@ -68,13 +72,25 @@ async def one_round(model: Path) -> list[tuple[float, float]]:
         return clock.parts
 
 
+def written(shape: Shape, folder: Path, accelerator: str) -> Path:
+    """A model of that shape, whose weights are made on the device that will have them; its memory is free again."""
+    device = open_machine(accelerator)[0].device
+    write_model(shape, folder, device)
+    if device != "cpu":
+        torch.get_device_module(device).empty_cache()
+    return folder
+
+
 @click.command(help=__doc__)
 @click.argument("model", type=click.Path(exists=True, path_type=Path), required=False)
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
-def main(model: Path | None, rounds: int) -> None:
-    path = model or bundled_model()
-    asyncio.run(one_round(path))
-    found = [asyncio.run(one_round(path)) for _ in range(rounds)]
+@click.option("--accelerator", default="cpu", show_default=True, help="Whose device the worker takes.")
+@click.option("--shape", type=click.Choice(list(SHAPES)), help="Random weights in bfloat16 instead of a model's.")
+def main(model: Path | None, rounds: int, accelerator: str, shape: str | None) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = written(SHAPES[shape], Path(folder), accelerator) if shape else model or bundled_model()
+        asyncio.run(one_round(path, accelerator))
+        found = [asyncio.run(one_round(path, accelerator)) for _ in range(rounds)]
     click.echo(f"{'part':10}{'wall':>8}{'CPU':>8}   seconds, medians of {rounds} rounds")
     for number, part in enumerate(PARTS):
         wall, cpu = (statistics.median(each[number][side] for each in found) for side in (0, 1))
