@@ -1,6 +1,6 @@
-"""What caches in int8 cost, and save, beside those of float16: decode over long contexts, and what a model then says.
+"""What caches in 8 bits cost, and save, beside an executor's usual ones: steps over long contexts, what a model says.
 
-    python bench/kv_dtypes.py MODEL [--tokens N] [--sequences N] [--steps N] [--repeats N] [--executor NAME]
+    python bench/kv_dtypes.py MODEL [--kv-dtype int8] [--tokens N] [--sequences N] [--steps N] [--repeats N]
 
 Two engines in one process, in turn, on one thread: decode steps over N tokens of context each, by CPU seconds, which
 other programs change little; and the log probabilities of a text's tokens (perplexity.txt), read 512 at a time.
@@ -22,7 +22,6 @@ from polyfleet.engine import Engine, EngineOptions
 from polyfleet.loading.load import load_model
 from polyfleet.wire.requests import SequenceRequest
 
-KINDS = ("auto", "int8")
 WINDOW = 512  # tokens of the text that are read together
 
 
@@ -34,13 +33,15 @@ def decode_seconds(engine: Engine, steps: int) -> float:
     return (time.process_time() - began) / steps
 
 
-def begin(engine: Engine, contexts: Sequence[tuple[int, ...]], new_tokens: int) -> None:
-    """All prompts are computed, and each sequence has a token."""
+def begin(engine: Engine, contexts: Sequence[tuple[int, ...]], new_tokens: int) -> float:
+    """CPU seconds until all prompts are computed, and each sequence has a token."""
+    began = time.process_time()
     for number, context in enumerate(contexts):
         engine.add(SequenceRequest(str(number), context, max_tokens=new_tokens, ignore_eos=True))
     begun: set[str] = set()
     while len(begun) < len(contexts):
         begun |= {each.sequence_id for each in engine.step() if each.tokens}
+    return time.process_time() - began
 
 
 def logprobs(engine: Engine, token_ids: Sequence[int]) -> list[float]:
@@ -54,7 +55,7 @@ def logprobs(engine: Engine, token_ids: Sequence[int]) -> list[float]:
     return found
 
 
-def compare_texts(model: str, wide: Engine, narrow: Engine, text: str) -> None:
+def compare_texts(model: str, wide: Engine, narrow: Engine, kind: str, text: str) -> None:
     """Print what both think of a text, where the model has a tokenizer."""
     assets = load_model(model, numbers=False).tokenizer
     if assets is None:
@@ -62,7 +63,7 @@ def compare_texts(model: str, wide: Engine, narrow: Engine, text: str) -> None:
     token_ids = Tokenizer.from_str(json.dumps(json.loads(assets.document)["tokenizer"])).encode(text).ids
     mine, theirs = (logprobs(engine, token_ids) for engine in (wide, narrow))
     differences = [abs(a - b) for a, b in zip(mine, theirs, strict=True)]
-    print(f"perplexity of {len(mine)} tokens: {exp(-fmean(mine)):.4f}, int8 {exp(-fmean(theirs)):.4f}")
+    print(f"perplexity of {len(mine)} tokens: {exp(-fmean(mine)):.4f}, {kind} {exp(-fmean(theirs)):.4f}")
     print(f"their log probabilities differ by {fmean(differences):.4f} in the mean, {max(differences):.3f} at most")
 
 
@@ -70,6 +71,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
+    parser.add_argument("--kv-dtype", default="int8", choices=("int8", "fp8"))
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--sequences", type=int, default=1)
     parser.add_argument("--steps", type=int, default=16)
@@ -80,25 +82,25 @@ def main() -> None:
     given = parser.parse_args()
     new_tokens = given.steps * given.repeats + 2
     context = max(given.tokens + new_tokens, WINDOW + 1)
-    engines = {}
-    for kind in KINDS:
+    engines, kind = dict[str, Engine](), given.kv_dtype
+    for kept in ("auto", kind):
         sizes = {"context_length": context, "kv_cache_tokens": given.sequences * (context + 32)}
         sizes |= {"max_sequences": given.sequences, "threads": given.threads}
-        options = EngineOptions(executor=given.executor, kv_dtype=kind, prefix_cache=False, **sizes)
-        engines[kind] = Engine.load(given.model, options)
-    wide, narrow = (engines[kind] for kind in KINDS)
+        options = EngineOptions(executor=given.executor, kv_dtype=kept, prefix_cache=False, **sizes)
+        engines[kept] = Engine.load(given.model, options)
+    wide, narrow = engines.values()
     draw, vocabulary = random.Random(1), wide.facts.vocabulary_size
     prompts = [tuple(draw.randrange(vocabulary) for _ in range(given.tokens)) for _ in range(given.sequences)]
-    for engine in engines.values():
-        begin(engine, prompts, new_tokens)
-    turns = [[decode_seconds(engine, given.steps) for engine in engines.values()] for _ in range(given.repeats)]
+    prefills = [begin(engine, prompts, new_tokens) for engine in (wide, narrow)]
+    turns = [[decode_seconds(engine, given.steps) for engine in (wide, narrow)] for _ in range(given.repeats)]
     (first, second), ratio = (median(each) for each in zip(*turns, strict=True)), median(a / b for a, b in turns)
     print(f"{wide.facts.executor} and {narrow.facts.executor}, {given.sequences} x {given.tokens} tokens of context")
-    print(f"a decode step: {1e3 * first:.2f} ms of CPU, int8 {1e3 * second:.2f}: {ratio:.2f} times as fast in turn")
-    for engine in engines.values():
+    print(f"prompts: {prefills[0]:.2f} s of CPU, {kind} {prefills[1]:.2f}")
+    print(f"a decode step: {1e3 * first:.2f} ms of CPU, {kind} {1e3 * second:.2f}: {ratio:.2f} times as fast in turn")
+    for engine in (wide, narrow):
         while engine.has_work:
             engine.step()
-    compare_texts(given.model, wide, narrow, given.text.read_text())
+    compare_texts(given.model, wide, narrow, kind, given.text.read_text())
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from polyfleet.models.registry import record
 
 TEXT = Path(polyfleet.loading.__file__).with_name("perplexity.txt")
 TOKENS = 512
-CHUNKS = (48, 256)  # tokens a step; the second is a wide slice where the instruction set has these
+# Tokens a step, of which the second makes a wide slice where the instruction set has these; whether caches are int8.
+CASES = ((48, False), (256, False), (48, True))
 TABLE = range(TOKENS // 16)
 MAX_EXCESS = 0.01  # of perplexity, over the reference's
 MIN_AGREEMENT = 0.93
@@ -50,7 +51,8 @@ def token_ids(model: LoadedModel) -> list[int]:
     return ids[:TOKENS]
 
 
-def reference_logits(model: LoadedModel, token_ids: list[int]) -> Tensor:
+@pytest.fixture(scope="module")
+def expected(model: LoadedModel, token_ids: list[int]) -> Tensor:
     """Logits of every position, in float32 throughout."""
     executor = EagerExecutor(workload(model))
     executor.allocate(Capacity(len(TABLE), 16, max_sequences=1, max_blocks=len(TABLE), step_tokens=TOKENS))
@@ -60,7 +62,7 @@ def reference_logits(model: LoadedModel, token_ids: list[int]) -> Tensor:
         return hidden @ dequantise(model.weights["embedding"], torch.float32).T
 
 
-def engine_logits(model: LoadedModel, token_ids: list[int], chunk: int) -> Tensor:
+def engine_logits(model: LoadedModel, token_ids: list[int], chunk: int, *, codes: bool) -> Tensor:
     """Logits of every position, in chunks."""
     engine = CpuModel(
         record(model.config, model.weights),
@@ -68,6 +70,7 @@ def engine_logits(model: LoadedModel, token_ids: list[int], chunk: int) -> Tenso
         threads=choose_threads(0),
         instruction_set=choose_instruction_set("auto"),
         wide=True,
+        codes=codes,
     )
     engine.allocate(len(TABLE), 16, chunk)
     parts = []
@@ -83,12 +86,17 @@ def perplexity(logits: Tensor, token_ids: list[int]) -> float:
     return float(logits[:-1].log_softmax(-1).gather(1, targets).mean().neg().exp())
 
 
-@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize(("chunk", "codes"), CASES)
 def test_perplexity_and_greedy_agreement(
-    model: LoadedModel, token_ids: list[int], record_property: Callable[[str, object], None], chunk: int
+    model: LoadedModel,
+    token_ids: list[int],
+    expected: Tensor,
+    record_property: Callable[[str, object], None],
+    chunk: int,
+    codes: bool,
 ) -> None:
-    """int8 rows cost next to nothing; run with -s to see the figures."""
-    expected, logits = reference_logits(model, token_ids), engine_logits(model, token_ids, chunk)
+    """int8 rows cost next to nothing, and so do keys and values in int8; run with -s to see the figures."""
+    logits = engine_logits(model, token_ids, chunk, codes=codes)
     reference, ours = perplexity(expected, token_ids), perplexity(logits, token_ids)
     agreement = float((logits.argmax(-1) == expected.argmax(-1)).float().mean())
     figures = {"perplexity": ours, "reference perplexity": reference, "greedy agreement": agreement}
