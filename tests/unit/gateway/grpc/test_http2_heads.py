@@ -4,7 +4,7 @@ import zlib
 
 import pytest
 
-from polyfleet.gateway.grpc.http2.frames import ConnectionProblem
+from polyfleet.gateway.grpc.http2.frames import StreamProblem
 from polyfleet.gateway.grpc.http2.heads import expanded, read_head, trailers
 
 PSEUDO = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a.B/C"), (b":authority", b"x")]
@@ -40,16 +40,31 @@ def test_what_is_no_call_is_answered_as_http() -> None:
         [*PSEUDO, TYPE, (b"X-Upper", b"1")],
         [*PSEUDO, TYPE, (b"a b", b"1")],
         [*PSEUDO, TYPE, (b"connection", b"close")],
+        [*PSEUDO, (b":protocol", b"websocket"), TYPE],
         [*PSEUDO, TYPE, (b"x-a", b"1\r\nx-b: 2")],
-        [*PSEUDO, TYPE, (b"x-a", b"\0")],
-        [*PSEUDO, TYPE, (b"grpc-timeout", b"123456789S")],
-        [*PSEUDO, TYPE, (b"grpc-timeout", b"5")],
-        [*PSEUDO, TYPE, (b"k-bin", b"\xff")],
+        [*PSEUDO, TYPE, (b"x-a", b"1\0")],
+        [*PSEUDO[:2], (b":path", b"/a\nb"), TYPE],
     ],
 )
 def test_headers_that_cannot_be(headers: list[tuple[bytes, bytes]]) -> None:
-    with pytest.raises(ConnectionProblem):
+    with pytest.raises(StreamProblem):
         read_head(headers)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        (b"grpc-timeout", b"123456789S", "timeout"),
+        (b"grpc-timeout", b"5", "timeout"),
+        (b"grpc-timeout", b"", "timeout"),
+        (b"k-bin", b"\xff", "base64"),
+        (b"k-bin", b"AAE,A", "base64"),
+    ],
+)
+def test_what_grpc_cannot_read_is_told(name: bytes, value: bytes, told: str) -> None:
+    head = read_head([*PSEUDO, TYPE, (name, value)])
+    assert told in head.fault
+    assert (head.metadata, head.timeout, head.problem) == ((), None, "")
 
 
 def test_a_status_in_any_words() -> None:

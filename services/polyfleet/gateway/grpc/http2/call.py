@@ -11,10 +11,10 @@ import grpc
 
 from polyfleet.gateway.grpc.http2.frames import (
     MAX_FRAME_BYTES,
-    MAX_WINDOW,
     ConnectionProblem,
     Problem,
     reset,
+    widened,
     window_update,
 )
 from polyfleet.gateway.grpc.http2.heads import ANSWER, ENCODINGS, Head, Metadata, expanded, trailers
@@ -141,11 +141,11 @@ class Call:
                 self._connection.send_data(self.stream, bytes(rest[:size]))
                 rest, self._torn = rest[size:], size < len(rest)
                 continue
-            self._connection.waiting.add(self)
+            self._connection.waiting[self] = None
             try:
                 await self._wait()
             finally:
-                self._connection.waiting.discard(self)
+                self._connection.waiting.pop(self, None)
             if self.ended:
                 raise grpc.aio.InternalError("The call has ended.")
 
@@ -230,9 +230,7 @@ class Call:
 
     def widen(self, size: int) -> None:
         """The client takes so many bytes more. Raises ConnectionProblem."""
-        self.window += size
-        if self.window > MAX_WINDOW:
-            raise ConnectionProblem(Problem.FLOW_CONTROL_ERROR, "a window is too large")
+        self.window = widened(self.window, size)
         self.wake()
 
     def wake(self) -> None:

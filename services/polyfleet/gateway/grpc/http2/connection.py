@@ -4,22 +4,24 @@ import asyncio
 import random
 import ssl
 import time
+from itertools import islice
 from urllib.parse import quote
 
 from polyfleet.gateway.grpc.http2 import frames
 from polyfleet.gateway.grpc.http2.call import WINDOW, Call, CallServer
-from polyfleet.gateway.grpc.http2.frames import ConnectionProblem, Problem
+from polyfleet.gateway.grpc.http2.frames import ConnectionProblem, Problem, StreamProblem
 from polyfleet.gateway.grpc.http2.heads import read_head
 from polyfleet.gateway.grpc.http2.hpack import Header
+from polyfleet.gateway.grpc.http2.patience import RESET_WEIGHT, Patience
 from polyfleet.gateway.grpc.http2.reading import FrameReader
 from polyfleet.gateway.ports.doors import Visit
 
 CONNECTION_WINDOW = 1024 * 1024
-MAX_IDLE_FRAMES = 4096  # that ask for nothing, since something was last sent that was asked for
-RESET_WEIGHT = 4  # of them, for a call that is given up before any answer
 QUICK_SECONDS = 0.0005  # what takes longer to read, of somebody who has shown no key, is paced
 CALL_SECONDS, STRANGERS_CALLS = 0.001, 4  # what refusing a call takes, and so many are begun at once
 MAX_PENDING_BYTES = 256 * 1024  # of messages, for one turn of the event loop
+ROOM_EACH = 256  # bytes, of calls that wait for some
+CALLS_WIDENED = 16  # in the time that an idle frame takes
 MAX_UNREAD_BYTES = 2 * 1024 * 1024  # that only answers to frames which ask for nothing can come to
 
 
@@ -29,7 +31,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: CallServer, visit: Visit) -> None:
         self._server, self.visit = server, visit
         self.calls: dict[int, Call] = {}
-        self.waiting: set[Call] = set()  # for room to send
+        self.waiting: dict[Call, None] = {}  # for room to send
         self.initial_window = frames.DEFAULT_WINDOW  # of a call: bytes that may be sent,
         self._window = frames.DEFAULT_WINDOW  # and of all together
         self._full = False  # the peer does not read
@@ -44,7 +46,7 @@ class Connection(asyncio.Protocol):
         self._reader = FrameReader(self)
         self._last_stream = 0
         self._allowed, self._owed = CONNECTION_WINDOW, 0
-        self._idle_frames = self._num_called = 0
+        self._patience, self._num_called = Patience(self.opened), 0
         self._out: list[bytes] = []
         self._pending = 0  # bytes of it
         self._flushing = self._closed = False
@@ -62,9 +64,8 @@ class Connection(asyncio.Protocol):
         if tls is not None and tls.selected_alpn_protocol() != "h2":
             self.cut()
             return
-        own = {frames.MAX_CONCURRENT_STREAMS: self._server.max_streams, frames.INITIAL_WINDOW_SIZE: WINDOW}
-        self.send(frames.settings(own | {frames.MAX_HEADER_LIST_SIZE: self._server.max_header_bytes}))
-        self.send(frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
+        streams, header_bytes = self._server.max_streams, self._server.max_header_bytes
+        self.send(frames.greeting(streams, header_bytes, WINDOW, CONNECTION_WINDOW))
         self._server.opened(self)
 
     def data_received(self, data: bytes) -> None:
@@ -128,26 +129,39 @@ class Connection(asyncio.Protocol):
             self._allowed, self._owed = self._allowed + self._owed, 0
         if stream == 0 or stream > self._last_stream:
             raise ConnectionProblem(Problem.PROTOCOL_ERROR, "data of no call")
-        if not size and not end:
+        call = self.calls.get(stream)
+        if call is None or not (size or end):
             self._count()
-        if (call := self.calls.get(stream)) is not None:
+        if call is not None:
             call.came(data, size, end=end)
 
     def headers(self, stream: int, headers: list[Header], *, end: bool) -> None:
         """Of a call that begins, or ends."""
         if (known := self.calls.get(stream)) is not None:
-            if not end:
-                raise ConnectionProblem(Problem.PROTOCOL_ERROR, "headers in the midst of a call")
-            known.came(b"", 0, end=True)
+            if end:
+                known.came(b"", 0, end=True)
+            else:
+                self._malformed(stream)
+                known.lost()
         elif not stream % 2:
             raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a call of a wrong number")
         elif stream > self._last_stream:
             self._call(stream, headers, end=end)
+        else:
+            self._count()
+
+    def _malformed(self, stream: int) -> None:
+        self._count(RESET_WEIGHT)
+        self.send(frames.reset(stream, Problem.PROTOCOL_ERROR))
 
     def _call(self, stream: int, headers: list[Header], *, end: bool) -> None:
         self._last_stream = stream
         self._num_called += 1
-        head = read_head(headers)
+        try:
+            head = read_head(headers)
+        except StreamProblem:
+            self._malformed(stream)
+            return
         if self.leaving is not None or len(self.calls) >= self._server.max_streams:
             self._count(RESET_WEIGHT)
             self.send(frames.reset(stream, Problem.REFUSED_STREAM))
@@ -164,15 +178,13 @@ class Connection(asyncio.Protocol):
 
     def control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         """What is about calls, not of them."""
-        if kind == frames.PUSH_PROMISE:
-            raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a frame that no client sends")
         if kind == frames.WINDOW_UPDATE:
-            self._widen(stream, int.from_bytes(payload, "big") & frames.MAX_WINDOW if len(payload) == 4 else -1)
+            self._widen(stream, frames.read_increment(payload))
         elif kind == frames.RST_STREAM:
             if len(payload) != 4 or stream == 0 or stream > self._last_stream:
                 raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a reset of no call")
             if (given_up := self.calls.get(stream)) is not None:
-                self._count(0 if given_up.answered else RESET_WEIGHT)
+                self._count(0 if given_up.answered else RESET_WEIGHT - 1)
                 given_up.lost()
         elif kind == frames.SETTINGS:
             self._settings(flags, stream, payload)
@@ -181,37 +193,30 @@ class Connection(asyncio.Protocol):
                 raise ConnectionProblem(Problem.FRAME_SIZE_ERROR, "a ping of a wrong size")
             if not flags & frames.ACK:
                 self.send(frames.frame(frames.PING, frames.ACK, payload=payload))
-        if kind != frames.RST_STREAM:
-            self._count()
+        self._count()
 
     def _settings(self, flags: int, stream: int, payload: bytes) -> None:
-        if stream or (flags & frames.ACK and payload):
-            raise ConnectionProblem(Problem.PROTOCOL_ERROR, "settings of a call")
+        told = frames.read_settings(flags, stream, payload)
         if flags & frames.ACK:
             return
-        for key, value in frames.read_settings(payload):
-            if key == frames.INITIAL_WINDOW_SIZE:
-                self.initial_window, more = value, value - self.initial_window
-                for call in list(self.calls.values()):
-                    call.widen(more)
+        window = told.get(frames.INITIAL_WINDOW_SIZE, self.initial_window)
+        if more := window - self.initial_window:
+            self._count(len(self.calls) // CALLS_WIDENED)
+            self.initial_window = window
+            for call in list(self.calls.values()):
+                call.widen(more)
         self.send(frames.frame(frames.SETTINGS, frames.ACK))
 
     def _widen(self, stream: int, size: int) -> None:
-        if size < 1:
-            raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a window that does not grow")
         if stream == 0:
-            self._window += size
-            if self._window > frames.MAX_WINDOW:
-                raise ConnectionProblem(Problem.FLOW_CONTROL_ERROR, "a window is too large")
+            self._window = frames.widened(self._window, size)
             self._wake()
         elif (call := self.calls.get(stream)) is not None:
             call.widen(size)
 
     def _count(self, weight: int = 1) -> None:
         """A frame came that asks for nothing. Raises ConnectionProblem when there are too many."""
-        self._idle_frames += weight
-        if self._idle_frames > MAX_IDLE_FRAMES:
-            raise ConnectionProblem(Problem.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
+        self._patience.spend(weight, self.heard)
 
     # What goes.
 
@@ -222,9 +227,9 @@ class Connection(asyncio.Protocol):
 
     def send_data(self, stream: int, data: bytes) -> None:
         """Of a call, MAX_FRAME_BYTES at most, for which there is room."""
-        self._idle_frames, size = 0, len(data)
-        self._window -= size
-        self.send(frames.HEAD.pack(size >> 8, size & 0xFF, frames.DATA, 0, stream) + data)
+        self._patience.restore()
+        self._window -= len(data)
+        self.send(frames.data_frame(stream, data))
 
     def send_headers(self, stream: int, headers: tuple[tuple[bytes, bytes], ...], *, end: bool) -> None:
         """Before or behind a call's messages."""
@@ -246,13 +251,14 @@ class Connection(asyncio.Protocol):
                 self.cut()
         self._out.clear()
         self._pending = 0
-        if not self._full:
-            self._wake()
+        self._wake()
 
     def _wake(self) -> None:
-        """There may be room."""
-        for call in list(self.waiting):
-            call.wake()
+        """As many calls as may find room, in their turn: each that sends, or leaves, wakes others."""
+        if (room := self.room) > 0:
+            ready = (call for call in self.waiting if call.window > 0)
+            for call in list(islice(ready, 1 + room // ROOM_EACH)):
+                call.wake()
 
     # Its life.
 
@@ -264,6 +270,9 @@ class Connection(asyncio.Protocol):
     def forget(self, call: Call) -> None:
         """A call has ended."""
         self.calls.pop(call.stream, None)
+        if call in self.waiting:
+            del self.waiting[call]
+            self._wake()
         self.idle_since = self._loop.time()
 
     def ping(self) -> None:

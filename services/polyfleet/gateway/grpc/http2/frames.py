@@ -40,10 +40,20 @@ class ConnectionProblem(Exception):
         self.code = code
 
 
+class StreamProblem(Exception):
+    """A call can't be one, which ends it, and nothing else of its connection."""
+
+
 def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
     """One frame."""
     size = len(payload)
     return HEAD.pack(size >> 8, size & 0xFF, kind, flags, stream) + payload
+
+
+def data_frame(stream: int, data: bytes) -> bytes:
+    """A part of a message, of MAX_FRAME_BYTES at most."""
+    size = len(data)
+    return HEAD.pack(size >> 8, size & 0xFF, DATA, 0, stream) + data
 
 
 def settings(values: Mapping[int, int]) -> bytes:
@@ -51,8 +61,16 @@ def settings(values: Mapping[int, int]) -> bytes:
     return frame(SETTINGS, payload=b"".join(struct.pack(">HI", key, value) for key, value in values.items()))
 
 
-def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """The values of a SETTINGS frame in their order. Raises ConnectionProblem for those that can't be."""
+def greeting(max_streams: int, max_header_bytes: int, window: int, all_windows: int) -> bytes:
+    """What a server begins with: windows in bytes, of one call and of all of them together."""
+    own = {MAX_CONCURRENT_STREAMS: max_streams, INITIAL_WINDOW_SIZE: window, MAX_HEADER_LIST_SIZE: max_header_bytes}
+    return settings(own) + window_update(0, all_windows - DEFAULT_WINDOW)
+
+
+def read_settings(flags: int, stream: int, payload: bytes) -> dict[int, int]:
+    """What a SETTINGS frame has in the end. Raises ConnectionProblem for what can't be."""
+    if stream or (flags & ACK and payload):
+        raise ConnectionProblem(Problem.PROTOCOL_ERROR, "settings of a call")
     if len(payload) % 6:
         raise ConnectionProblem(Problem.FRAME_SIZE_ERROR, "SETTINGS of a wrong size")
     values = list(struct.iter_unpack(">HI", payload))
@@ -63,7 +81,21 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
             raise ConnectionProblem(Problem.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE is too large")
         if key == MAX_FRAME_SIZE and not MAX_FRAME_BYTES <= value < 2**24:
             raise ConnectionProblem(Problem.PROTOCOL_ERROR, "MAX_FRAME_SIZE is out of range")
-    return values
+    return dict(values)
+
+
+def read_increment(payload: bytes) -> int:
+    """What a WINDOW_UPDATE frame gives. Raises ConnectionProblem where that is nothing."""
+    if len(payload) != 4 or not (size := int.from_bytes(payload, "big") & MAX_WINDOW):
+        raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a window that does not grow")
+    return size
+
+
+def widened(window: int, size: int) -> int:
+    """A window that takes so many bytes more. Raises ConnectionProblem where none can."""
+    if (window := window + size) > MAX_WINDOW:
+        raise ConnectionProblem(Problem.FLOW_CONTROL_ERROR, "a window is too large")
+    return window
 
 
 def window_update(stream: int, size: int) -> bytes:

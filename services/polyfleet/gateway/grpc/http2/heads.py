@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import quote_from_bytes
 
-from polyfleet.gateway.grpc.http2.frames import ConnectionProblem, Problem
+from polyfleet.gateway.grpc.http2.frames import StreamProblem
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 BINARY = "-bin"
@@ -16,6 +16,7 @@ TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 NAME = re.compile(rb"[0-9a-z_.!#$%&'*+^`|~-]+")
 NO_VALUE = re.compile(rb"[\0\r\n]")  # what holds these is none
+PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
 UNTOLD = frozenset({b"te", b"content-type"})  # no metadata, as names that begin with grpc-
 OF_CONNECTIONS = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
 ENCODINGS = {b"gzip": zlib.MAX_WBITS | 16, b"deflate": zlib.MAX_WBITS}  # what zlib calls them
@@ -28,7 +29,11 @@ PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # beside letters and digits, in gr
 
 
 class Head(NamedTuple):
-    """A call's request. `problem`: why it is no call of gRPC, as an HTTP status; empty where it is one."""
+    """A call's request.
+
+    `problem`: why it is no call of gRPC, as an HTTP status; `fault`: what of gRPC's own headers can't be read. Both are
+    empty where all is well.
+    """
 
     path: str
     metadata: Metadata
@@ -36,36 +41,45 @@ class Head(NamedTuple):
     encoding: bytes  # of messages that are compressed
     size: int  # bytes, as HTTP/2 counts a header list
     problem: str = ""
+    fault: str = ""
 
 
 def read_head(headers: Sequence[tuple[bytes, bytes]]) -> Head:
-    """Of decoded headers. Raises ConnectionProblem for what HTTP/2 calls malformed."""
+    """Of decoded headers. Raises StreamProblem for what HTTP/2 calls malformed."""
     pseudo, others, size = dict[bytes, bytes](), list[tuple[bytes, bytes]](), 0
     for name, value in headers:
         size += len(name) + len(value) + 32
         if name[:1] == b":":
-            if others or name in pseudo:
-                raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a pseudo-header is out of its place")
+            if others or name in pseudo or name not in PSEUDO:
+                raise StreamProblem("a pseudo-header is out of its place")
             pseudo[name] = value
-        elif NAME.fullmatch(name) is None or name in OF_CONNECTIONS or NO_VALUE.search(value):
-            raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a header can't be")
+        elif NAME.fullmatch(name) is None or name in OF_CONNECTIONS:
+            raise StreamProblem("a header's name can't be")
         else:
             others.append((name, value))
+        if NO_VALUE.search(value):
+            raise StreamProblem("a header's value can't be")
     if not (path := pseudo.get(b":path")) or b":method" not in pseudo or b":scheme" not in pseudo:
-        raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a pseudo-header is missing")
+        raise StreamProblem("a pseudo-header is missing")
     own = dict(others)
     problem = "405" if pseudo[b":method"] != b"POST" else ""
     if not own.get(b"content-type", b"").startswith(b"application/grpc"):
         problem = problem or "415"
     encoding = own.get(b"grpc-encoding", b"identity")
-    return Head(path.decode("latin-1"), _metadata(others), _timeout(own), encoding, size, problem)
+    metadata: Metadata = ()
+    timeout, fault = None, ""
+    try:
+        metadata, timeout = _metadata(others), _timeout(own)
+    except ValueError as error:
+        fault = str(error)
+    return Head(path.decode("latin-1"), metadata, timeout, encoding, size, problem, fault)
 
 
 def _timeout(headers: dict[bytes, bytes]) -> float | None:
     if (told := headers.get(b"grpc-timeout")) is None:
         return None
     if (found := TIMEOUT.fullmatch(told)) is None:
-        raise ConnectionProblem(Problem.PROTOCOL_ERROR, "grpc-timeout can't be read")
+        raise ValueError("grpc-timeout can't be read.")
     return int(found[1]) * SECONDS[found[2]]
 
 
@@ -85,7 +99,7 @@ def _binary(value: bytes) -> bytes:
     try:
         return b64decode(value + b"=" * (-len(value) % 4), validate=True)
     except Base64Error:
-        raise ConnectionProblem(Problem.PROTOCOL_ERROR, "binary metadata is not in base64") from None
+        raise ValueError("Binary metadata is not in base64.") from None
 
 
 def expanded(message: bytes, encoding: bytes, max_bytes: int) -> bytes:

@@ -12,6 +12,7 @@ from polyfleet.gateway.grpc.http2.frames import (
     MAX_FRAME_BYTES,
     MAX_WINDOW,
     PREFACE,
+    PUSH_PROMISE,
     SETTINGS,
     ConnectionProblem,
     Problem,
@@ -80,6 +81,8 @@ class FrameReader:
         self.greeted = True
         if (self._pieces is not None) != (kind == CONTINUATION):
             raise ConnectionProblem(Problem.PROTOCOL_ERROR, "headers are in pieces that belong together")
+        if kind == PUSH_PROMISE:
+            raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a frame that no client sends")
         if kind == DATA:
             data = unpadded(flags, payload, prioritised=False)
             self._received.data(stream, data, len(payload), end=bool(flags & END_STREAM))

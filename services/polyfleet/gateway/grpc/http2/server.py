@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from polyfleet.gateway.grpc.http2.call import OK, RESOURCE_EXHAUSTED, UNIMPLEMENTED, Call
+from polyfleet.gateway.grpc.http2.call import INTERNAL, OK, RESOURCE_EXHAUSTED, UNIMPLEMENTED, Call
 from polyfleet.gateway.grpc.http2.connection import Connection
 from polyfleet.gateway.grpc.http2.heads import Head, Metadata
 from polyfleet.gateway.pace import Pace
@@ -120,6 +120,9 @@ class Http2Server:
         try:
             if call.head.size > self.max_header_bytes:
                 call.finish(RESOURCE_EXHAUSTED, f"Metadata of over {self.max_header_bytes} bytes.")
+                return
+            if call.head.fault:
+                call.finish(INTERNAL, call.head.fault)
                 return
             handler = await self._handler(0, CallDetails(call.head.path, call.head.metadata))
             if handler is None:
