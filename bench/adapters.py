@@ -2,6 +2,7 @@
 
     python bench/adapters.py                    # 16 sequences, 16 adapters of rank 16, the model of `make serve`
     python bench/adapters.py --targets q_proj,v_proj --rank 64 --device cuda
+    python bench/adapters.py --device cuda --shape llama3_8b --layers 8 --tokens 96      # random weights in bfloat16
 
 Rounds alternate, so that a busy machine slows both alike; medians are compared, of wall time and of CPU time (which
 other processes hardly touch where --threads is 1). Adapters are random, made in a
@@ -13,6 +14,7 @@ import json
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -21,8 +23,11 @@ from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
+from bench.card.shapes import SHAPES, write_model
+
 from polyfleet.cli.stack.settings import bundled_model
 from polyfleet.engine import Engine
+from polyfleet.engine.machines import open_machine
 from polyfleet.loading.load import load_model
 from polyfleet.models.registry import weight_shapes
 from polyfleet.wire.options import EngineOptions
@@ -43,6 +48,8 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=None, help="GGUF file or Hugging Face folder (default: SmolLM2)")
+    parser.add_argument("--shape", choices=tuple(SHAPES), help="random weights in bfloat16 instead of a model's")
+    parser.add_argument("--layers", type=int, default=0, help="of a shape; 0: as many as it has")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--executor", default="auto")
@@ -97,6 +104,16 @@ def decode(engine: Engine, adapters: list[str], sequences: int, tokens: int) -> 
 def main() -> None:
     """Measure and print."""
     wanted = parse()
+    with tempfile.TemporaryDirectory() as folder:
+        if wanted.shape:
+            shape = SHAPES[wanted.shape]
+            shape = replace(shape, layers=wanted.layers or shape.layers)
+            wanted.model = write_model(shape, Path(folder), open_machine(wanted.device)[0].device)
+        measure(wanted)
+
+
+def measure(wanted: argparse.Namespace) -> None:
+    """Rounds in turn, and their medians."""
     options = EngineOptions(
         device=wanted.device, dtype=wanted.dtype, executor=wanted.executor, threads=wanted.threads,
         max_sequences=wanted.sequences, context_length=512, max_adapters=wanted.adapters, max_rank=wanted.rank,
