@@ -141,8 +141,8 @@ Cache Executor::make_cache(int num_blocks, int block_size, int local_blocks) con
         blocks += local_blocks && local_[(size_t)layer] ? local_blocks : num_blocks;
     }
     const size_t spilled = 2 * GROUP * sizeof(uint16_t);  // read behind the last block
-    cache.keys = Memory((size_t)(cache.key_block * blocks) + spilled);
-    cache.values = Memory((size_t)(cache.value_block * blocks) + spilled);
+    cache.keys = Memory::on_huge_pages((size_t)(cache.key_block * blocks) + spilled);
+    cache.values = Memory::on_huge_pages((size_t)(cache.value_block * blocks) + spilled);
     return cache;
 }
 

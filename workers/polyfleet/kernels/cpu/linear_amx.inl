@@ -91,7 +91,7 @@ void linear_amx(const pf::Packed &weight, int group, const pf::Rows &rows, int f
             const float unit = begin + blocks == weight.blocks ? weight.unit : 1;
             for (int i = 0; i < whole; i += AMX_ROWS) {
                 const int64_t row = first + i;
-                const Tile tile = {0, rows.codes + row * rows.columns, rows.scale + row * weight.blocks,
+                const Tile tile = {0, false, rows.codes + row * rows.columns, rows.scale + row * weight.blocks,
                                    rows.sum + row * weight.blocks, rows.columns, weight.blocks,
                                    out + (int64_t)i * out_stride, out_stride};
                 amx_tile(unpacked, begin, blocks, tile, begin == 0, unit);

@@ -65,7 +65,7 @@ struct Q4 {
         __m256 total[N][2];
         for (int n = 0; n < N; n++) total[n][0] = total[n][1] = _mm256_setzero_ps();
         for (int b = 0; b < tile.blocks; b++, block++) {
-            fetch_ahead<N>(block, sizeof(pf::Q4Block), tile.blocks, tile.number);
+            fetch_ahead<N>(block, sizeof(pf::Q4Block), tile);
             __m256i sum[N][2];
             dot<N>(block->codes[0], block->codes[0] + 32, tile.codes + b * pf::BLOCK, tile.stride, sum);
             for (int h = 0; h < 2; h++) {
@@ -90,8 +90,8 @@ struct Q8 {
         __m256 total[N][2];
         for (int n = 0; n < N; n++) total[n][0] = total[n][1] = _mm256_setzero_ps();
         for (int b = 0; b < tile.blocks; b++, high++, low++) {
-            fetch_ahead<N>(high, sizeof(pf::Q8High), tile.blocks, tile.number);
-            fetch_ahead<N>(low, sizeof(pf::Q8Low), tile.blocks, tile.number);
+            fetch_ahead<N>(high, sizeof(pf::Q8High), tile);
+            fetch_ahead<N>(low, sizeof(pf::Q8Low), tile);
             for (int h = 0; h < 2; h++) {
                 __m256i sum[N][2];  // of the high and low halves of codes
                 dot<N>(high->codes[0] + 32 * h, low->codes[0] + 32 * h, tile.codes + b * pf::BLOCK, tile.stride, sum);

@@ -75,7 +75,7 @@ struct Q4 {
     template <int N>
     PF_INLINE void fetch(const pf::Packed &weight, int group, int b, const Tile &tile) {
         const pf::Q4Block *block = (const pf::Q4Block *)weight.data + (int64_t)group * weight.blocks + b;
-        fetch_ahead<N>(block, sizeof(pf::Q4Block), tile.blocks, tile.number);
+        fetch_ahead<N>(block, sizeof(pf::Q4Block), tile);
     }
 
     template <int N>
@@ -105,8 +105,8 @@ struct Q8 {
     template <int N>
     PF_INLINE void fetch(const pf::Packed &weight, int group, int b, const Tile &tile) {
         const int64_t at = (int64_t)group * weight.blocks + b;
-        fetch_ahead<N>((const pf::Q8High *)weight.data + at, sizeof(pf::Q8High), tile.blocks, tile.number);
-        fetch_ahead<N>((const pf::Q8Low *)weight.low + at, sizeof(pf::Q8Low), tile.blocks, tile.number);
+        fetch_ahead<N>((const pf::Q8High *)weight.data + at, sizeof(pf::Q8High), tile);
+        fetch_ahead<N>((const pf::Q8Low *)weight.low + at, sizeof(pf::Q8Low), tile);
     }
 
     template <int N>
