@@ -5,12 +5,14 @@ these sockets and imports neither gRPC nor Ray. It lives as long as its model: i
 when the worker dies (which closes both), when loading fails, and when the engine breaks down.
 """
 
+import gc
 import logging
 import math
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -252,9 +254,21 @@ def run(worker: WorkerSocket, factory: EngineFactory) -> int:
 
 def load_served(path: str, options: EngineOptions, progress: Progress) -> ServedEngine:
     """`served_engine.load`, imported here: what can't be imported fails as loading does, which the worker is told."""
-    from polyfleet.serving.served_engine import load
+    with lasting():
+        from polyfleet.serving.served_engine import load
 
     return load(path, options, progress)
+
+
+@contextmanager
+def lasting() -> Iterator[None]:
+    """What is made meanwhile stays: nobody looks for garbage in it, now (which takes a tenth of imports) or later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @click.command()
