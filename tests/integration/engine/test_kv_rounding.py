@@ -55,7 +55,7 @@ class Rounding(NumpyExecutor):
         super()._write(cache, keys, values, rows)
 
     def _rounded(self, numbers: NDArray[Any]) -> NDArray[np.float64]:
-        wide = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float32))
+        wide = torch.from_numpy(np.array(numbers, dtype=np.float32))
         if self.held is None:
             return numbers.astype(np.float64)
         return loaded(stored(wide, torch.empty(0, dtype=self.held)), torch.float32).double().numpy()
