@@ -38,7 +38,12 @@ def outlook(model: str, snapshot: Snapshot | pb.FleetSnapshot) -> Outlook:
         share, said = max(each.load_progress for each in loading), _sentences([*(s.reason for s in loading), *looping])
         standstill = all(each.reason for each in loading)
         return Outlook(f"Model {model} is being loaded ({share:.0%}). {said}".strip(), standstill)
-    problems = list(dict.fromkeys(wish.problem for wish in wishes if wish.problem))
+    own = [each.status.reason.rstrip(".") for each in workers if each.status.reason]  # which deployments repeat
+    problems = [
+        wish.problem
+        for wish in wishes
+        if wish.problem and not (wish.name in deployments and any(each in wish.problem for each in own))
+    ]
     broken = [each for each in workers if each.status.state == pb.WORKER_STATE_UNHEALTHY]
     told = _sentences([*(each.status.reason for each in workers), *problems])
     states = {each.status.state for each in workers}

@@ -190,8 +190,8 @@ class Rollouts:
 
 
 def _lack(state: RevisionState, wanted: int, reason: str) -> str:
-    """Why so many workers are not ready, as a sentence; empty where all are, or nobody said why."""
-    if state.ready >= wanted or not reason:
+    """Why some workers are not ready, as a sentence; empty where all are, nobody said why, or none is there to come."""
+    if state.ready >= wanted or not reason or not state.workers:
         return ""
     return f"{state.ready} of {wanted} workers {'is' if wanted == 1 else 'are'} ready: {reason}"
 

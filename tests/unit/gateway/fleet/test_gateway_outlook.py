@@ -79,6 +79,11 @@ def test_the_reason_is_told_and_whether_to_wait(snapshot: pb.FleetSnapshot, hope
     assert found.reason.endswith(".")
 
 
+def test_what_a_deployment_repeats_of_its_workers_is_said_once() -> None:
+    snapshot = deployed(worker(UNHEALTHY, "no file.", deployment="d"), problem="0 of 2 workers are ready: no file.")
+    assert outlook("m", snapshot).reason == "No worker of model m is well. No file."
+
+
 def catalogue(snapshot: pb.FleetSnapshot, queue_timeout: float) -> Models:
     view, limits, metrics = FleetView("gw"), Limits(queue_timeout=queue_timeout), Metrics()
     view.apply(snapshot)

@@ -81,6 +81,10 @@ def test_what_a_deployment_lacks_without_a_way_back_is_said_until_all_are_ready(
     fleet.worker("a")
     fleet.at(3)
     assert fleet.rollouts.lacks() == {"d": "1 of 2 workers are ready: /one is truncated."}
+    reports, fleet.reports = fleet.reports, []
+    fleet.at(3)
+    assert fleet.rollouts.lacks() == {}, "none is there: others are about to be started"
+    fleet.reports = reports
     fleet.worker("b")
     fleet.at(4)
     assert fleet.rollouts.lacks() == {}
