@@ -28,6 +28,9 @@ CONTEXT = 9216
 LARGE = ("llama3_8b",)  # shapes whose prefill and other weights are measured too
 OTHER_WEIGHTS = ("fp8", "int4")
 OTHER_SIZES = (1, 32, 64, 256)
+OTHER_PREFILLS = PREFILLS[:1]
+
+Prefills = tuple[tuple[int, int], ...]  # each so many prompts of so many tokens
 
 
 class Side(Protocol):
@@ -58,7 +61,7 @@ def measure(options: Namespace) -> Iterator[Row]:
 
 
 def _shape(name: str, shape: Shape, peer: Peer | None, options: Namespace) -> Iterator[Row]:
-    ours = _ours(shape, options, "dense", SIZES, prefill=True)
+    ours = _ours(shape, options, "dense", SIZES, PREFILLS)
     if peer is not None:
         peer.ready()
     for size in SIZES:
@@ -71,21 +74,24 @@ def _shape(name: str, shape: Shape, peer: Peer | None, options: Namespace) -> It
         yield from _profiled(name, ours)
     ours.close()
     for weights in options.weights if name in LARGE else ():
-        other = _ours(shape, options, weights, OTHER_SIZES, prefill=False)
+        other = _ours(shape, options, weights, OTHER_SIZES, OTHER_PREFILLS)
         for size in OTHER_SIZES:
             row = f"{name}.{weights}.decode_{size}"
             yield from _rows(row, other, None, size, PROMPT, TOKENS, options.repeats)
+        for count, length in OTHER_PREFILLS:
+            row = f"{name}.{weights}.prefill_{count}x{length}"
+            yield from _rows(row, other, None, count, length, 1, options.repeats)
         if options.profile:
             yield from _profiled(f"{name}.{weights}", other)
         other.close()
 
 
-def _ours(shape: Shape, options: Namespace, weights: str, sizes: tuple[int, ...], *, prefill: bool) -> Ours:
+def _ours(shape: Shape, options: Namespace, weights: str, sizes: tuple[int, ...], prefills: Prefills) -> Ours:
     most = max(sizes)
-    longest = max([PROMPT + TOKENS + 64, *(length + 64 for _, length in PREFILLS if prefill)])
+    longest = max([PROMPT + TOKENS + 64, *(length + 64 for _, length in prefills)])
     each = -(-(PROMPT + TOKENS + 64) // BLOCK_SIZE)
     blocks = max([most * each, *(count * (-(-length // BLOCK_SIZE) + 1) for count, length in PREFILLS)]) + 2
-    step_tokens = STEP_TOKENS if prefill else 2048
+    step_tokens = STEP_TOKENS if prefills == PREFILLS else 2048
     capacity = Capacity(blocks, BLOCK_SIZE, most, -(-longest // BLOCK_SIZE), step_tokens)
     engine = EngineOptions(device=options.device, executor=options.executor, weights=weights)
     ours = Ours(shape, engine, capacity)

@@ -31,7 +31,7 @@ def fresh_numbers() -> None:
 def cut(block: int, step: int, programs: int) -> Tuning:
     """Tuning of products alone; the columns of rows of any length are split."""
     base, cuts = tuning(CPU), (Cut(128, block, step, 4, 1, programs, 0),)
-    return replace(base, products=4 * (cuts,))
+    return replace(base, products=5 * (cuts,))
 
 
 def matrix(kind: str, rows: int, columns: int) -> torch.Tensor | Packed:
@@ -44,7 +44,8 @@ def matrix(kind: str, rows: int, columns: int) -> torch.Tensor | Packed:
     if kind == "fp8 groups":
         numbers = dense.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
         return pack(Kind.FP8, numbers, (0.5 + torch.rand(rows, columns // 128)) * 2.0**120)
-    codes, scales = torch.randint(0, 16, (rows, columns), dtype=torch.uint8), torch.rand(rows, columns // 32)
+    group = 128 if kind == "int4 minima" else 32
+    codes, scales = torch.randint(0, 16, (rows, columns), dtype=torch.uint8), torch.rand(rows, columns // group)
     return pack(Kind.INT4, codes, scales / columns**0.5, -7.5 * scales / columns**0.5)
 
 
@@ -81,21 +82,27 @@ def test_products_with_what_is_around_them(kind: str, rows: int, outputs: int, c
         assert torch.equal(unpacked(bound, tuned, torch.float32), dense)
 
 
-@pytest.mark.parametrize(("rows", "outputs", "columns", "tuned"), [
-    (1, 40, 256, cut(32, 64, 8)),
-    (5, 64, 512, cut(32, 128, 1)),
-    (17, 32, 320, cut(32, 64, 1)),
+@pytest.mark.parametrize(("kind", "rows", "outputs", "columns", "tuned"), [
+    ("fp8", 1, 40, 256, cut(32, 64, 8)),
+    ("fp8", 17, 32, 320, cut(32, 64, 1)),
+    ("fp8 groups", 3, 40, 512, cut(32, 64, 8)),
+    ("int4", 1, 40, 512, cut(32, 64, 8)),
+    ("int4", 9, 48, 256, cut(32, 64, 1)),
+    ("int4 minima", 5, 32, 768, cut(32, 64, 2)),
 ])  # fmt: skip
-def test_rows_meet_fp8_as_pairs_of_bytes_and_lose_nothing(rows: int, outputs: int, columns: int, tuned: Tuning) -> None:
-    packed = matrix("fp8", outputs, columns)
+def test_rows_meet_bytes_as_pairs_and_lose_nothing(
+    kind: str, rows: int, outputs: int, columns: int, tuned: Tuning
+) -> None:
+    packed = matrix(kind, outputs, columns)
     assert isinstance(packed, Packed)
     x = (torch.randn(rows, columns) * torch.randn(rows, columns).exp()).bfloat16()
-    places = torch.arange(columns)
-    word, place = places % (4 * packed.span) // 4, places % 4
-    order = places // (4 * packed.span) * 4 * packed.span + place * packed.span + word
-    (high, low), units = pairs(x, packed.span, chained=False)
-    held = units[:, None] * (high.float() + low.float() / 16)
+    word = torch.arange(columns) // 4
+    order = word // packed.span * 4 * packed.span + torch.arange(columns) % 4 * packed.span + word % packed.span
+    made, units, sums = pairs(x, packed.span, sums=True, chained=False)
+    held = units[:, None] * (made[:, 0].float() + made[:, 1].float() / 16)
     assert (held - x.float()[:, order]).norm() < 2**-9 * x.float().norm()  # as bfloat16 rounds
+    assert sums is not None
+    torch.testing.assert_close(sums.T * units[:, None], held.view(rows, -1, 4 * packed.span).sum(-1), atol=1e-2, rtol=0)
     y = linear(Matrix.of(packed, CPU), replace(tuned, bytes=True), x, Operands())[0].double()
     expected = x.double() @ unpack(packed, torch.float64).T
     assert (y - expected).norm() < 2**-7 * expected.norm()  # which the interpreter cuts off where it should round

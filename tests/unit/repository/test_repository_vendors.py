@@ -23,10 +23,7 @@ ALLOWED = {
     ("workers/polyfleet/kernels/vulkan/", ""): "shaders for one programming interface",
     ("workers/polyfleet/kernels/triton/__init__.py", "WHERE"): "the devices for which Triton compiles and was tested",
     ("workers/polyfleet/kernels/triton/chaining.py", ""): "what Triton calls the module of one launch order",
-    (
-        "workers/polyfleet/kernels/triton/hopper.py",
-        "",
-    ): "what Gluon calls the module of one architecture",
+    ("workers/polyfleet/kernels/triton/hopper", ""): "what Gluon calls the module of one architecture",
     ("workers/polyfleet/executors/vulkan.py", ""): "the executor of those shaders, named after them",
     ("workers/polyfleet/kernels/batched.py", "prefer_steady_attention"): "what torch calls its switch for all devices",
     ("workers/polyfleet/executors/one_shot.py", ""): "what torch calls the memory that processes share, on any device",

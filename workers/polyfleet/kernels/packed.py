@@ -1,9 +1,10 @@
 """Weights that stay quantised in a device's memory: words of codes, and a scale and a minimum of each group of columns.
 
 A word of 32 bits has 8 codes of 4 bits, or 4 of fp8 (e4m3). A row's words lie in chunks of 8 or 4 times `span` columns:
-word i of a chunk holds its columns i, i + span, i + 2 span …, from the low end on. A group's word has its scale in the
-low half and its minimum in the high one, both bfloat16. A weight is code * scale + minimum, without minima
-(code - 8) * scale of int4; scales of fp8 are 2^120 times theirs, so that kernels read e4m3 by moving its bits.
+word i of a chunk holds its columns i, i + span, i + 2 span …, a byte each from the low end on; of 4 bits the first four
+lie in the lower halves of bytes, the others in the upper ones. A group's word has its scale in the low half and its
+minimum in the high one, both bfloat16. A weight is code * scale + minimum, without minima (code - 8) * scale of int4;
+scales of fp8 are 2^120 times theirs, so that kernels read e4m3 by moving its bits.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from polyfleet.kernels.groups import Groups
 from polyfleet.kernels.quantisation import dequantise, groups_of
 from polyfleet.kernels.weights import Weight, WeightFormat
 
-SPANS = (64, 32, 16)  # the widest that fits is taken
+SPANS = (64, 32, 16)  # the widest is taken with which the bytes of a word are of one group, else the widest that fits
 E4M3_RANGE, E4M3_FACTOR = 448.0, 2.0**120
 GROUP = 128  # columns, of weights that are quantised here
 GROUP_OF_FILES = 32  # of their blocks
@@ -35,6 +36,11 @@ class Kind(IntEnum):
     def pack(self) -> int:
         """Codes of a word."""
         return 4 if self is Kind.FP8 else 8
+
+    @property
+    def shifts(self) -> tuple[int, ...]:
+        """Where in a word its columns have their codes, in bits."""
+        return tuple(8 * (place % 4) + place // 4 * 4 for place in range(self.pack))
 
 
 KINDS = {  # of codes, by the format of a file
@@ -75,11 +81,12 @@ class Packed:
 
 def span_of(kind: Kind, columns: int, group: int) -> int:
     """Words of a chunk; 0 where such rows can't be packed."""
+    fitting = []
     for span in SPANS:
         chunk = kind.pack * span
         if columns % chunk == 0 and group % span == 0 and (chunk % group == 0 or group % chunk == 0):
-            return span
-    return 0
+            fitting.append(span)
+    return next((span for span in fitting if group % (4 * span) == 0), fitting[0] if fitting else 0)
 
 
 def pack(kind: Kind, codes: Tensor, scales: Tensor, minima: Tensor | None = None) -> Packed:
@@ -91,8 +98,8 @@ def pack(kind: Kind, codes: Tensor, scales: Tensor, minima: Tensor | None = None
         raise ValueError(f"{rows} x {columns} codes can't be packed in groups of {group}")
     places = codes.view(rows, -1, kind.pack, span)
     words = torch.zeros(rows, places.shape[1], span, dtype=torch.int32, device=codes.device)
-    for place in range(kind.pack):
-        words |= places[:, :, place].to(torch.int32) << (32 // kind.pack * place)
+    for place, shift in enumerate(kind.shifts):
+        words |= places[:, :, place].to(torch.int32) << shift
     pairs = torch.stack((scales, torch.zeros_like(scales) if minima is None else minima), dim=-1)
     groups = pairs.to(torch.bfloat16).transpose(0, 1).contiguous().view(torch.int32).squeeze(-1)
     return Packed(kind, words.flatten(1), groups, group, span, minima is not None)
@@ -102,7 +109,7 @@ def unpack(packed: Packed, dtype: torch.dtype) -> Tensor:
     """The matrix [rows, columns]."""
     kind, rows = packed.kind, packed.rows
     words = packed.words.view(rows, -1, 1, packed.span)
-    shifts = torch.arange(kind.pack, dtype=torch.int32, device=words.device).view(-1, 1) * (32 // kind.pack)
+    shifts = torch.tensor(kind.shifts, dtype=torch.int32, device=words.device).view(-1, 1)
     codes = (words >> shifts & (0xFF if kind is Kind.FP8 else 0xF)).reshape(rows, -1, packed.group)
     pairs = packed.groups.unsqueeze(-1).view(torch.bfloat16).float().transpose(0, 1)
     scale, minimum = pairs[..., :1], pairs[..., 1:]

@@ -1,5 +1,6 @@
 """Triton's kernels where there is no device: interpreted, in a process of its own, and compiled for four targets."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from polyfleet.kernels.triton import (  # noqa: E402
     decode,
     experts,
     hopper,
+    hopper_linear,
     latent,
     linear,
     norms,
@@ -205,7 +207,7 @@ def products(tuned: Tuning) -> Cases:
     alone = dict.fromkeys(("RANK", "SECOND", "THIRD"), 0) | {"RANKS": 1}
     cases: Cases = []
     types = dict.fromkeys(("x", "bias", "residual", "gain", "up", "out", "gained"), "*bf16")
-    types |= dict.fromkeys(("squares", "sums", "parts", "units", "low"), "*fp32")
+    types |= dict.fromkeys(("squares", "sums", "parts", "units", "totals", "low"), "*fp32")
     types |= {"groups": "*i32", "arrived": "*i32", "adapters": "*i32", "rows": "i32", "eps": "fp32"}
     for kind, silu, rows in ((0, False, 16), (1, True, 32), (2, False, 64)):
         cut, packed = tuned.cut(kind, rows, silu=silu), {"codes": "*i32" if kind else "*bf16"}
@@ -214,25 +216,47 @@ def products(tuned: Tuning) -> Cases:
         how = {"KIND": kind, "MINIMA": kind == 2, "STEP": min(size["SPAN"], cut.step), "BLOCK": cut.block, "ROWS": rows}
         around = {"SPLITS": 1 if silu else 2, "NORM": silu, "BIAS": False, "BEHIND": 1 if silu else 2}
         around |= {"RANK": 16, "SECOND": 2048 if silu else 4096, "THIRD": 4096, "RANKS": 4} if kind < 2 else alone
-        target = {"ASSEMBLY": tuned.assembly and kind > 0, "CHAINED": int(tuned.chained)}
+        target = {"ASSEMBLY": tuned.assembly and kind > 0, "CHAINED": int(tuned.chained), "STAGES": cut.stages}
         target["LINES"] = 64 if tuned.ahead and kind == 0 else 0
         cases.append((linear.linear_kernel, types | packed, size | how | around | target, cut.warps, cut.stages))
     if tuned.bytes:
-        cut, met = tuned.cut(3, 32, silu=False), dict.fromkeys(("x", "codes"), "*fp8e4nv")
-        size = {"N": 4096, "K": 14336, "SQUARES": 64, "KIND": 3, "GROUP": 14336, "SPAN": cut.step, "STEP": cut.step}
-        size |= {"BLOCK": cut.block, "ROWS": 32, "SPLITS": 2, "NORM": False, "BIAS": False, "BEHIND": 2}
-        size |= {"MINIMA": False, "ASSEMBLY": False, "CHAINED": 1, "LINES": 0, **alone}
-        cases.append((linear.linear_kernel, types | met, size, cut.warps, cut.stages))
-        paired = {"x": "*bf16", "out": "*fp8e4nv", "units": "*fp32", "rows": "i32"}
-        cases.append((pairs.pair_kernel, paired, {"K": 14336, "SPAN": 64, "PADDED": 16384, "CHAINED": True}, 8, 3))
+        cases += products_of_bytes(tuned, types, alone)
     if tuned.alone:
         small = {"N": 3072, "K": 576, "SQUARES": 72, "GROUP": 1, "SPAN": 1, "KIND": 0, "MINIMA": False, "STEP": 1}
         small |= {"BLOCK": tuned.alone.block, "ROWS": 1, "SPLITS": 1, "NORM": True, "BIAS": False, "BEHIND": 1}
-        small |= {"ASSEMBLY": False, "CHAINED": 2, "LINES": 0, **alone}
+        small |= {"ASSEMBLY": False, "CHAINED": 2, "LINES": 0, "STAGES": 1, **alone}
         cases.append((linear.linear_kernel, types | {"codes": "*bf16"}, small, tuned.alone.warps, tuned.alone.stages))
     packing = {"N": 4096, "K": 4096, "KIND": 2, "GROUP": 32, "MINIMA": True, "SPAN": 32, "BLOCK": 32}
     whole = {"codes": "*i32", "groups": "*i32", "out": "*bf16"}
     cases.append((codes.unpack_kernel, whole, packing | {"ASSEMBLY": tuned.assembly}, 4, 3))
+    return cases
+
+
+def products_of_bytes(tuned: Tuning, types: dict[str, str], alone: dict[str, int]) -> Cases:
+    """Rows as pairs, and what meets them: fp8 with a scale a row and with groups, int4; by both kernels."""
+    paired = {"x": "*bf16", "out": "*i32", "units": "*fp32", "sums": "*fp32", "rows": "i32"}
+    sizes = {"K": 14336, "SPAN": 32, "PADDED": 16384, "PIECES": 4, "WORDS": 1024, "SUMS": True, "CHAINED": True}
+    cases: Cases = [(pairs.pair_kernel, paired, sizes, 16, 3)]
+    types = types | {"x": "*fp8e4nv"}
+    for kind, group, rows in ((3, 14336, 32), (3, 128, 16), (4, 128, 64)):
+        cut = tuned.cut(kind, rows, silu=False)
+        step = cut.step if group > 128 else 128
+        size: dict[str, Any] = {"N": 4096, "K": 14336, "SQUARES": 64, "GROUP": group, "MINIMA": kind == 4}
+        size |= {"BLOCK": cut.block, "ROWS": rows, "SPLITS": 2, "NORM": False, "BIAS": False, "BEHIND": 2}
+        size |= {"KIND": kind, "SPAN": 32, "STEP": step, "ASSEMBLY": kind == 4, "CHAINED": 1, "LINES": 0}
+        size |= {"STAGES": cut.stages, **alone}
+        codes = {"codes": "*u8" if kind == 4 else "*fp8e4nv"}
+        cases.append((linear.linear_kernel, types | codes, size, cut.warps, cut.stages))
+    for kind, cuts in enumerate(tuned.streams, 3):
+        for cut, silu in zip(cuts, itertools.cycle((False, True)), strict=False):
+            tiles = f"[{cut.block // 2 if silu else cut.block},128],{hopper_linear.LAYOUT!r}>"
+            pair = f"tensordesc<fp8e4nv[{2 * cut.rows},128],{hopper_linear.LAYOUT!r}>"
+            over = types | {"x": pair, "weights": f"tensordesc<{'u8' if kind == 4 else 'fp8e4nv'}{tiles}"}
+            size = {"N": 28672 if silu else 4096, "K": 4096, "SQUARES": 64, "GROUP": 128 if kind == 4 else 4096}
+            size |= {"MINIMA": silu, "BLOCK": cut.block, "ROWS": cut.rows, "SPLITS": 1 if silu else 4}
+            size |= {"NORM": silu, "BIAS": silu, "BEHIND": 1 if silu else 2, "EACH": kind - 2, "STAGES": cut.stages}
+            size |= {"LINE": hopper_linear.LINE, "CHAINED": True}
+            cases.append((hopper_linear.hopper_linear_kernel, over, size, cut.warps, 3))
     return cases
 
 

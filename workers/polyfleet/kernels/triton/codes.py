@@ -1,9 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc, assignment"
 """Words of weight codes made numbers again, in registers, on their way into a matrix product.
 
-A word of 32 bits has 8 codes of 4 bits or 4 of fp8 (e4m3), whose columns lie SPAN apart: word i of a chunk of
-8 * SPAN or 4 * SPAN columns holds columns i, i + SPAN, i + 2 SPAN … from its low end on. So the codes of neighbouring
-words at one place are neighbouring columns, and a pair of them is one operand of the matrix unit.
+A word of 32 bits has 8 codes of 4 bits or 4 of fp8 (e4m3), whose columns lie SPAN apart (see `packed`). So the codes of
+neighbouring words at one place are neighbouring columns, and a pair of them is one operand of the matrix unit.
 
 A group's scale and minimum are one word too: bfloat16 both, the scale in the low half.
 """
@@ -12,13 +11,13 @@ import triton
 import triton.language as tl
 
 DENSE, FP8, INT4 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # kinds of weights
-BYTES = tl.constexpr(3)  # those of fp8 as they are, to be met by pairs
+BYTES, NIBBLES = tl.constexpr(3), tl.constexpr(4)  # those of fp8 and int4 as they are, to be met by pairs
 
 
 @triton.constexpr_function
 def pack_of(kind):
-    """Codes of a word."""
-    return (1, 4, 8, 1)[kind]
+    """Codes of a word, of a byte where that is met."""
+    return (1, 4, 8, 1, 2)[kind]
 
 
 @triton.constexpr_function
@@ -34,9 +33,10 @@ def _assembly(kind, first, count, minima):
             lines += [f"prmt.b32 p, {word}, {other}, {pair:#x};", "shr.b32 t, p, 4;", "and.b32 t, t, 0x07F007F0;"]
             lines += ["lop3.b32 t, p, 0x80008000, t, 0xEA;", f"mul.rn.bf16x2 {target}, t, s;"]
             continue
-        if place in (first, 4):
-            lines.append(f"prmt.b32 p, {word}, {other}, {'0x7632' if place >= 4 else '0x5410'};")
-        lines.append(f"shr.b32 t, p, {place % 4 * 4};")
+        half = place % 4 // 2  # of the words, in which two bytes lie
+        if place == first or place % 2 == 0:
+            lines.append(f"prmt.b32 p, {word}, {other}, {'0x7632' if half else '0x5410'};")
+        lines.append(f"shr.b32 t, p, {place % 2 * 8 + place // 4 * 4};")
         lines += ["lop3.b32 t, t, 0x000F000F, 0x43004300, 0xEA;", "sub.rn.bf16x2 t, t, z;"]
         lines.append(f"fma.rn.bf16x2 {target}, t, s, m;" if minima else f"mul.rn.bf16x2 {target}, t, s;")
     return "\n".join(lines) + "}"
@@ -76,10 +76,9 @@ def numbers_of(
                 byte = words >> (8 * place)
                 bits = ((byte & 0x80) << 24) | ((byte & 0x7F) << 20)
                 number = bits.to(tl.float32, bitcast=True) * scale
-            elif MINIMA:
-                number = ((words >> (4 * place)) & 0xF).to(tl.float32) * scale + minimum
             else:
-                number = (((words >> (4 * place)) & 0xF).to(tl.float32) - 8.0) * scale
+                code = ((words >> (8 * (place % 4) + place // 4 * 4)) & 0xF).to(tl.float32)
+                number = code * scale + minimum if MINIMA else (code - 8.0) * scale
             numbers = numbers + (number.to(dtype),)  # noqa: RUF005
         return numbers
 

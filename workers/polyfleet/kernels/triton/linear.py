@@ -6,6 +6,7 @@ in their order. Weights are the matrix unit's tall operand, rows its narrow one.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -13,9 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from polyfleet.kernels.packed import Packed
+from polyfleet.kernels.triton import hopper_linear
 from polyfleet.kernels.triton.chaining import gdc_launch_dependents, gdc_wait
-from polyfleet.kernels.triton.codes import BYTES, DENSE, FP8, numbers_of, pack_of, unpack_kernel
-from polyfleet.kernels.triton.pairs import LOWER, pairs
+from polyfleet.kernels.triton.codes import BYTES, DENSE, INT4, NIBBLES, numbers_of, pack_of, unpack_kernel
+from polyfleet.kernels.triton.pairs import OF_BYTES, paired_products, pairs
 from polyfleet.kernels.triton.shrink import NOT_GROWN, Grown, fetch_up, grown_of
 from polyfleet.kernels.triton.tuning import Cut, Tuning
 
@@ -26,13 +28,12 @@ UNPACKED = 32  # rows of a program that unpacks
 
 @triton.jit
 def linear_kernel(
-    x, units, squares, codes, groups, bias, residual, gain, low, up, adapters, out, gained, sums, parts, arrived,
-    rows, eps,
-    N: tl.constexpr, K: tl.constexpr, SQUARES: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
-    MINIMA: tl.constexpr, SPAN: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    SPLITS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, BEHIND: tl.constexpr, ASSEMBLY: tl.constexpr,
-    CHAINED: tl.constexpr, LINES: tl.constexpr, RANK: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
-    RANKS: tl.constexpr,
+    codes, x, units, totals, squares, groups, bias, residual, gain, out, gained, sums, parts, arrived, rows, eps,
+    N: tl.constexpr, K: tl.constexpr, SQUARES: tl.constexpr, GROUP: tl.constexpr, MINIMA: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
+    BEHIND: tl.constexpr, low, up, adapters, RANK: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
+    RANKS: tl.constexpr, KIND: tl.constexpr, SPAN: tl.constexpr, STEP: tl.constexpr, ASSEMBLY: tl.constexpr,
+    CHAINED: tl.constexpr, LINES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """`out` [rows, N or N / 2] of x [rows, K] and weights [N, K], STEP words of a chunk at once.
 
@@ -41,10 +42,10 @@ def linear_kernel(
     `sums` [rows, N / BLOCK] the parts of out's squares. CHAINED: begins while the kernel before it
     ends; 2: lets the one behind it begin at once, 1: when its products are made. LINES: so many lines of 64 columns of
     each row of weights are fetched before it waits; 0: none. For a single row, which is for dense weights alone, they
-    are all read before it waits, and no matrix unit is needed. BYTES: x [2, rows, K] are pairs in `units` [rows]
-    (see `pairs`), and `codes` [N, K] fp8. RANK: `up` [adapters, N, RANK] times `low` [rows, weights * RANK] is
-    added, of the adapter of each row, if any; the second weight begins at the output SECOND, a third one at THIRD.
-    `low` comes from the kernel right before, which has waited for x: nothing else waits for it.
+    are all read before it waits, and no matrix unit is needed. BYTES, NIBBLES: x are pairs in `units` [rows] with
+    `totals`, sums of theirs (see `pairs`), and `codes` bytes of weights. RANK: `up` [adapters, N, RANK] times `low`
+    [rows, weights * RANK] is added, of the adapter of each row, if any; the second weight begins at the output SECOND,
+    a third one at THIRD. `low` comes from the kernel right before, which has waited for x: nothing else waits for it.
     """
     tile, split = tl.program_id(0), tl.program_id(1)
     dtype = out.dtype.element_ty
@@ -78,27 +79,23 @@ def linear_kernel(
         weights = tl.load(whole, mask=there[None, :], other=0.0)
     if RANK > 0 and LINES > 0:
         fetch_up(up, adapters, output, row, rows, N, RANK)
-    if CHAINED > 0 and (RANK == 0 or KIND == BYTES):
+    if CHAINED > 0 and (RANK == 0 or KIND >= BYTES):
         gdc_wait()
     if CHAINED == 2:
         gdc_launch_dependents()
     source = x + row[None, :] * K + column[:, None]
     total = tl.zeros([BLOCK, ROWS], tl.float32)
-    if KIND == BYTES:  # the second halves stand behind the first ones
-        half = tl.arange(0, 2 * ROWS)
-        meant = half % ROWS < rows
-        source = x + (half // ROWS * rows + half % ROWS)[None, :] * K + column[:, None]
-        both = tl.zeros([BLOCK, 2 * ROWS], tl.float32)
     if ROWS == 1:
         values = tl.load(x + all_columns, mask=there, other=0.0).to(tl.float32)
         total += tl.sum(weights.to(tl.float32) * values[None, :], 1)[:, None]
+    elif KIND >= BYTES:
+        end = tl.minimum(begin + share, STEPS)
+        given = x, codes, groups, totals, output, rows, begin, end
+        total = paired_products(*given, N, K, KIND, GROUP, MINIMA, STEP, BLOCK, ROWS, ASSEMBLY, STAGES)
     else:
         for step in range(begin, tl.minimum(begin + share, STEPS)):
             words = tl.load(matrix + step * STEP)
-            if KIND == BYTES:
-                columns = tl.load(source + step * STEP, mask=meant[None, :], other=0.0)
-                both = tl.dot(words, columns, both)
-            elif KIND == DENSE:
+            if KIND == DENSE:
                 columns = tl.load(source + step * STEP, mask=present[None, :], other=0.0)
                 total = tl.dot(words, columns, total, input_precision="ieee")
             else:
@@ -112,9 +109,6 @@ def linear_kernel(
                         total = tl.dot(numbers[number], columns, total, input_precision="ieee")
     if CHAINED == 1:
         gdc_launch_dependents()
-    if KIND == BYTES:
-        factor = tl.where(tl.arange(0, 2) == 0, 1.0, 1.0 / LOWER)
-        total = tl.sum(tl.reshape(both, [BLOCK, 2, ROWS]) * factor[None, :, None], 1)
     if SPLITS > 1:
         cell = tl.arange(0, BLOCK)[:, None] + tl.arange(0, ROWS)[None, :] * BLOCK
         tl.store(parts + (tile * SPLITS + split) * BLOCK * ROWS + cell, total)
@@ -125,9 +119,10 @@ def linear_kernel(
         for number in tl.static_range(SPLITS):
             total += tl.load(parts + (tile * SPLITS + number) * BLOCK * ROWS + cell, cache_modifier=".cg")
         tl.store(arrived + tile, 0)
-    if KIND == BYTES:
-        scale = (tl.load(groups + output) << 16).to(tl.float32, bitcast=True) * 2.0**-120
-        total = total * scale[:, None] * tl.load(units + row, mask=present, other=0.0)[None, :]
+    if KIND >= BYTES:
+        total = total * tl.load(units + row, mask=present, other=0.0)[None, :]
+    if KIND == BYTES and GROUP == K:
+        total = total * ((tl.load(groups + output) << 16).to(tl.float32, bitcast=True) * OF_BYTES)[:, None]
     if RANK > 0:
         if CHAINED > 0:
             gdc_wait()
@@ -197,41 +192,71 @@ class Operands:
     grown: Grown | None = None  # what adapters add to x Wᵀ
 
 
+@dataclass(frozen=True, slots=True)
+class Met:
+    """Weights and rows as a kernel reads them."""
+
+    kind: int
+    codes: Tensor
+    x: Tensor
+    units: Tensor | None = None  # of pairs, and
+    totals: Tensor | None = None  # sums of theirs
+
+
 def linear(matrix: Matrix, tuned: Tuning, x: Tensor, given: Operands, *, silu: bool = False) -> tuple[Tensor, ...]:
     """y; with a residual y + residual, the same times gain, and parts of its squares [rows, any]; `silu`: of halves."""
-    x = x.contiguous()
-    behind = 2 if given.residual is not None else int(silu)
-    halves, count = (2 if silu else 1), len(x)
-    kind, met, units, codes = matrix.kind, x, None, matrix.codes
-    if kind == FP8 and matrix.group == matrix.columns and tuned.bytes and x.dtype is torch.bfloat16:
-        (met, units), codes, kind = pairs(x, matrix.span, chained=tuned.chained), codes.view(torch.float8_e4m3fn), 3
-    small, dense = matrix.rows * matrix.columns <= SMALL, kind == 0
-    alone = tuned.alone if count == 1 and small and dense else None
-    cut = alone or tuned.cut(kind, count, silu=silu)
+    x, count, squares = x.contiguous(), len(x), given.squares
+    met, small = _met(matrix, tuned, x), matrix.rows * matrix.columns <= SMALL
+    grown = given.grown or NOT_GROWN
+    fits = met.units is not None and grown.low is None and hopper_linear.fits(met.kind, matrix)
+    stream = tuned.stream(met.kind, count, matrix.rows) if fits else None
+    alone = tuned.alone if count == 1 and small and met.kind == 0 else None
+    cut = stream or alone or tuned.cut(met.kind, count, silu=silu)
+    halves, behind = (2 if silu else 1), 2 if given.residual is not None else int(silu)
     tiles = triton.cdiv(matrix.rows // halves, cut.block // halves)
-    span = matrix.span if units is None else 0
-    step, splits = _steps(matrix, span, cut), 1 if alone else cut.splits(tiles, matrix.columns)
-    rows = 1 if alone else max(16 if dense else 8, triton.next_power_of_2(count))
+    splits = 1 if alone else cut.splits(tiles, matrix.columns)
+    rows = 1 if alone else max(8 if met.kind else 16, triton.next_power_of_2(count))
+    rows = min(rows, cut.rows)
+    blocks = triton.cdiv(count, rows)
     out, gained = (x.new_empty((count, matrix.rows // halves)) for _ in range(2))
     sums = torch.empty((count, tiles), dtype=torch.float32, device=x.device)
-    parts = torch.empty(tiles * splits * cut.block * rows if splits > 1 else 0, dtype=torch.float32, device=x.device)
-    squares = given.squares
-    assembly = tuned.assembly and kind in (1, 2) and x.dtype is torch.bfloat16
+    room = blocks * tiles * splits * cut.block * rows if splits > 1 else 0
+    parts = torch.empty(room, dtype=torch.float32, device=x.device)
+    shared = (
+        *(met.units, met.totals, squares, matrix.groups, given.bias, given.residual, given.gain, out, gained, sums),
+        *(parts, matrix.arrived, count, given.eps, matrix.rows, matrix.columns),
+        *(1 if squares is None else squares.shape[1], matrix.group, matrix.minima, cut.block, rows, splits),
+        *(squares is not None, given.bias is not None, behind),
+    )
+    options = {"launch_pdl": True} if tuned.chained else {}
+    if stream:
+        hopper_linear.launch((blocks, tiles, splits), met.codes, met.x, shared, cut, (rows, halves), options)
+    else:
+        rest = _portable(matrix, tuned, met, cut, small=small, alone=bool(alone))
+        linear_kernel[(tiles, splits)](
+            *(met.codes, met.x, *shared, *grown.operands, *grown.sizes, grown.ranks(cut.block * rows), *rest),
+            **{"num_warps": cut.warps, "num_stages": cut.stages, **options},
+        )
+    return (out, gained, sums) if behind == 2 else (out,)
+
+
+def _met(matrix: Matrix, tuned: Tuning, x: Tensor) -> Met:
+    """Pairs and bytes where the matrix unit can meet those: bytes of a word are of one group."""
+    if matrix.kind == 0 or not tuned.bytes or x.dtype is not torch.bfloat16 or matrix.group % (4 * matrix.span):
+        return Met(matrix.kind, matrix.codes, x)
+    halved = matrix.kind == INT4
+    kind, dtype = (4, torch.uint8) if halved else (3, torch.float8_e4m3fn)
+    return Met(kind, matrix.codes.view(dtype), *pairs(x, matrix.span, sums=halved, chained=tuned.chained))
+
+
+def _portable(matrix: Matrix, tuned: Tuning, met: Met, cut: Cut, *, small: bool, alone: bool) -> tuple[Any, ...]:
+    """What the kernel for all devices is made for beside `shared`: KIND ... STAGES."""
+    step, dense = _steps(matrix, met.kind, cut), met.kind == 0
+    assembly = tuned.assembly and met.kind in (1, 2, 4) and (met.kind == NIBBLES or met.x.dtype is torch.bfloat16)
     chained = 0 if not tuned.chained else 2 if small else 1
     ahead = small and tuned.ahead and dense and not alone
     lines = triton.next_power_of_2(triton.cdiv(matrix.columns, 64)) if ahead else 0
-    options = {"launch_pdl": True} if tuned.chained else {}
-    grown = given.grown or NOT_GROWN
-    linear_kernel[(tiles, splits)](
-        *(met, units, squares, codes, matrix.groups, given.bias, given.residual, given.gain, *grown.operands),
-        *(out, gained, sums, parts, matrix.arrived, count, given.eps, matrix.rows, matrix.columns),
-        1 if squares is None else squares.shape[1],
-        *(kind, matrix.group, matrix.minima, span or step, step, cut.block, rows, splits),
-        *(squares is not None, given.bias is not None, behind, assembly, chained, lines),
-        *(*grown.sizes, grown.ranks(cut.block * rows)),
-        **{"num_warps": cut.warps, "num_stages": cut.stages, **options},
-    )
-    return (out, gained, sums) if behind == 2 else (out,)
+    return met.kind, matrix.span or step, step, assembly, chained, lines, cut.stages
 
 
 def unpacked(matrix: Matrix, tuned: Tuning, dtype: torch.dtype) -> Tensor:
@@ -245,10 +270,12 @@ def unpacked(matrix: Matrix, tuned: Tuning, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def _steps(matrix: Matrix, span: int, cut: Cut) -> int:
-    """Words at once: of a matrix without a span, as many as divide its columns."""
-    if span:
-        return min(span, cut.step)
+def _steps(matrix: Matrix, kind: int, cut: Cut) -> int:
+    """Words or bytes at once: of a matrix without groups, as many as divide its columns."""
+    if kind == NIBBLES or (kind == BYTES and matrix.group < matrix.columns):
+        return 4 * matrix.span
+    if kind in (1, 2):
+        return min(matrix.span, cut.step)
     step = cut.step
     while matrix.columns % step:
         step //= 2

@@ -11,7 +11,6 @@ from polyfleet.kernels import batched
 from polyfleet.kernels.cached import pointed
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel
-from polyfleet.kernels.packed import Kind
 from polyfleet.kernels.step import Step
 from polyfleet.kernels.triton.attention import fits
 from polyfleet.kernels.triton.decode import DecodePlan, Turn, decode, plan_decode
@@ -20,7 +19,7 @@ from polyfleet.kernels.triton.rope import plan_rope
 from polyfleet.kernels.triton.shrink import bind_grown
 from polyfleet.kernels.triton.tuning import tuning
 
-SLICES = {int(Kind.FP8): 2, int(Kind.INT4): 1}  # of most_rows each; more rows meet the weights unpacked
+SLICES = 2  # of most_rows each; more rows meet the weights unpacked
 
 
 def bind_linear(op: Op, context: KernelContext) -> Kernel:
@@ -33,7 +32,7 @@ def bind_linear(op: Op, context: KernelContext) -> Kernel:
     given = Operands(bias=bias)
 
     def kernel(step: Step, x: Tensor) -> Tensor:
-        if len(x) <= SLICES[matrix.kind] * tuned.most_rows:
+        if len(x) <= SLICES * tuned.most_rows:
             pieces = [linear(matrix, tuned, piece, given)[0] for piece in torch.split(x, tuned.most_rows)]
             return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         out = torch.mm(x, unpacked(matrix, tuned, x.dtype).t())

@@ -26,11 +26,12 @@ class Cut:
     warps: int
     stages: int
     programs: int = 128  # the columns are split until there are as many,
-    long: int = 4096  # where a row has more columns than this
+    long: int = 4096  # where a row has more columns than this,
+    most: int = 4  # into so many parts
 
     def splits(self, tiles: int, columns: int) -> int:
         """Parts of a row's columns."""
-        return max(1, min(4, self.programs // tiles)) if columns > self.long else 1
+        return max(1, min(self.most, self.programs // tiles)) if columns > self.long else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Tuning:
     decode: Launch
     prefill: Launch
     short_prefill: Launch  # of steps with few rows
-    products: tuple[tuple[Cut, ...], ...]  # by kind: dense, fp8, int4, bytes (see `codes`); those for fewer rows first
+    products: tuple[tuple[Cut, ...], ...]  # by kind (see `codes`); those for fewer rows first
     experts: tuple[Cut, ...]  # by pairs of rows with each expert: for twice as many at most as there are in the mean
     latent: Launch
     halves: tuple[tuple[Cut, ...], ...] = ()  # likewise, of products with silu_mul behind; empty: as others
@@ -52,6 +53,7 @@ class Tuning:
     assembly: bool = False  # words of codes become bfloat16 by PTX
     narrow: int = 0  # rows up to which steps over dense weights are narrowed (see `graph.narrow`); 0: none is
     chained: bool = False  # a kernel may be launched before the one before it has ended
+    streams: tuple[tuple[Cut, ...], ...] = ()  # of bytes, of halves of them; empty: as others
     hopper: tuple[Launch, ...] = ()  # of prompts by `hopper`: of long steps, of short ones; empty: by `prefill`
 
     @property
@@ -64,6 +66,13 @@ class Tuning:
         cuts = self.halves if silu and self.halves else self.products
         return next(cut for cut in cuts[kind] if cut.rows >= rows)
 
+    def stream(self, kind: int, rows: int, outputs: int) -> Cut | None:
+        """For `hopper_linear`, which takes more rows in turns; None where the other kernel is as fast."""
+        if not self.streams or (kind == 3 and (outputs < WIDE or rows > self.streams[0][-1].rows)):
+            return None
+        cuts = self.streams[kind - 3]
+        return next((cut for cut in cuts if cut.rows >= rows), cuts[-1])
+
 
 CODES_80 = (Cut(32, 32, 64, 2, 3, 256, 0), Cut(128, 32, 16, 2, 2, 256, 0))
 CODES_GFX = (Cut(32, 32, 16, 2, 1, 256, 0), Cut(128, 32, 16, 4, 1, 256, 0))
@@ -72,6 +81,12 @@ EXPERTS_90 = (Cut(16, 64, 128, 4, 4), Cut(32, 128, 64, 4, 4), Cut(64, 128, 64, 8
 EXPERTS_GFX = (Cut(16, 64, 64, 4, 1), Cut(32, 64, 64, 4, 1), Cut(64, 128, 32, 4, 1), Cut(128, 128, 32, 4, 1))
 FP8_WIDE = Cut(128, 64, 32, 4, 3, 256, 0)
 BYTES_90 = (Cut(16, 64, 256, 4, 4, 256, 2048), Cut(64, 64, 128, 4, 8, 128, 2048), Cut(128, 128, 128, 8, 4, 256, 2048))
+NIBBLES_90 = (Cut(32, 64, 0, 4, 4, 256, 0), Cut(64, 128, 0, 8, 4, 128, 0), Cut(128, 64, 0, 4, 3, 256, 0))
+STREAMS_90 = (
+    (Cut(16, 128, 0, 8, 6, 256, 0), Cut(32, 128, 0, 8, 4, 256, 0), Cut(64, 128, 0, 8, 3, 256, 0)),
+    (Cut(16, 128, 0, 8, 4, 256, 0, 8), Cut(32, 64, 0, 4, 4, 256, 0), Cut(64, 64, 0, 4, 2, 256, 0)),
+)
+WIDE = 2**14  # outputs of fp8 from which on they are streamed
 INT4_90 = (Cut(32, 64, 64, 2, 3, 256, 0), Cut(64, 128, 32, 4, 3, 256, 0), Cut(128, 128, 16, 8, 3, 256, 0))
 TUNING = {
     "sm_80": Tuning(
@@ -87,6 +102,7 @@ TUNING = {
             (Cut(32, 32, 64, 2, 4, 256, 0), Cut(64, 128, 64, 8, 3, 256, 0), FP8_WIDE),
             INT4_90,
             BYTES_90,
+            NIBBLES_90,
         ),
         experts=EXPERTS_90,
         latent=Launch(64, 8, 2, 64),
@@ -95,8 +111,10 @@ TUNING = {
             (Cut(16, 64, 64, 2, 3, 256, 0), Cut(32, 128, 64, 4, 3, 256, 0), Cut(64, 128, 64, 8, 3, 256, 0), FP8_WIDE),
             INT4_90,
             (Cut(16, 128, 128, 4, 5), Cut(128, 128, 128, 8, 4)),
+            NIBBLES_90,
         ),
         bytes=True,
+        streams=STREAMS_90,
         assembly=True,
         narrow=64,
         chained=True,
