@@ -10,6 +10,7 @@ from tests.support.raw_grpc import (
     DATA,
     END_HEADERS,
     HEADERS,
+    PING,
     PREFACE,
     RST_STREAM,
     SETTINGS,
@@ -80,3 +81,10 @@ async def test_calls_that_wait_for_room_all_get_some_however_little_comes_at_onc
         await until(lambda: echo.written == 10)
         await connection.send(frame(WINDOW_UPDATE, payload=struct.pack(">I", 1)))
         await until(lambda: echo.written == 11)
+
+
+async def test_frames_of_strangers_that_come_at_once_are_all_read_in_the_end() -> None:
+    async with echo_server() as (_, _, port):
+        sent = [struct.pack(">Q", number) for number in range(3000)]
+        connection = await RawHttp2.open(port, GREETING + b"".join(frame(PING, payload=each) for each in sent))
+        assert [await connection.frames_until(PING, 0) for _ in sent] == sent

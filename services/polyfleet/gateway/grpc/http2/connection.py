@@ -19,6 +19,7 @@ from polyfleet.gateway.ports.doors import Visit
 CONNECTION_WINDOW = 1024 * 1024
 QUICK_SECONDS = 0.0005  # what takes longer to read, of somebody who has shown no key, is paced
 CALL_SECONDS, STRANGERS_CALLS = 0.001, 4  # what refusing a call takes, and so many are begun at once
+STRANGERS_FRAMES = 256  # that ask for nothing, read at once
 MAX_PENDING_BYTES = 256 * 1024  # of messages, for one turn of the event loop
 ROOM_EACH = 256  # bytes, of calls that wait for some
 CALLS_WIDENED = 16  # in the time that an idle frame takes
@@ -46,7 +47,7 @@ class Connection(asyncio.Protocol):
         self._reader = FrameReader(self)
         self._last_stream = 0
         self._allowed, self._owed = CONNECTION_WINDOW, 0
-        self._patience, self._num_called = Patience(self.opened), 0
+        self._patience, self._num_called, self._num_idle = Patience(self.opened), 0, 0
         self._out: list[bytes] = []
         self._pending = 0  # bytes of it
         self._flushing = self._closed = False
@@ -70,7 +71,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Frames, or parts of them."""
-        self.heard, self.pinged, self._num_called = self._loop.time(), None, 0
+        self.heard, self.pinged, self._num_called, self._num_idle = self._loop.time(), None, 0, 0
         began = time.thread_time()
         try:
             self._reader.feed(data)
@@ -78,7 +79,7 @@ class Connection(asyncio.Protocol):
             self.leave(problem.code, str(problem))
             self.close()
         took = time.thread_time() - began + CALL_SECONDS * self._num_called
-        if took > QUICK_SECONDS and not (self._trusted or self._closed):
+        if (took > QUICK_SECONDS or self.sated) and not (self._trusted or self._closed):
             self._transport.pause_reading()
             self._resting = self._loop.call_later(self._server.pace.spend(took), self._go_on)
 
@@ -90,8 +91,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def sated(self) -> bool:
-        """Who has shown no key gets few calls begun at once."""
-        return self._num_called >= STRANGERS_CALLS and not self._trusted
+        """Who has shown no key gets few calls begun, and few frames that ask for nothing read, at once."""
+        return not self._trusted and (self._num_called >= STRANGERS_CALLS or self._num_idle >= STRANGERS_FRAMES)
 
     def trust(self) -> None:
         """A call over it was let in: it is paced no more."""
@@ -216,6 +217,7 @@ class Connection(asyncio.Protocol):
 
     def _count(self, weight: int = 1) -> None:
         """A frame came that asks for nothing. Raises ConnectionProblem when there are too many."""
+        self._num_idle += 1
         self._patience.spend(weight, self.heard)
 
     # What goes.
