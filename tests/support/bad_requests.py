@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 from tests.support.bad_messages import change_bytes
 
-from polyfleet.gateway.http.openai.bodies import ChatBody, CompletionBody, EmbeddingsBody, Strict
+from polyfleet.gateway.http.bodies import ChatBody, CompletionBody, EmbeddingsBody, Strict
 from polyfleet.gateway.http.ranking import RerankBody
 
 USER = '{"role":"user","content":"hi"}'

@@ -7,9 +7,9 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from polyfleet.gateway.config import Objectives
+from polyfleet.gateway.demand import Demand
+from polyfleet.gateway.ledger import Ledger
 from polyfleet.gateway.ports.certificate import ServedCertificate
-from polyfleet.gateway.request.demand import Demand
-from polyfleet.gateway.request.ledger import Ledger
 from polyfleet.placement.apart import Decision
 from polyfleet.process.metrics import ProcessMetrics
 

@@ -13,7 +13,6 @@ from polyfleet.gateway.config import GatewayConfig
 from polyfleet.gateway.errors import Unavailable
 from polyfleet.gateway.fetching.fetcher import ImageFetcher
 from polyfleet.gateway.fetching.hosts import ImageHost
-from polyfleet.gateway.fleet.models import Models
 from polyfleet.gateway.fleet.peer_server import PeerServer
 from polyfleet.gateway.fleet.peers import Peers, PeerService
 from polyfleet.gateway.fleet.scheduler_link import SchedulerLink
@@ -23,16 +22,17 @@ from polyfleet.gateway.grpc.server import GrpcServer
 from polyfleet.gateway.health import Health
 from polyfleet.gateway.http import create_app, create_metrics_app
 from polyfleet.gateway.http.connection.server import HttpServer
+from polyfleet.gateway.ledger import Ledger
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.parts import GatewayParts
 from polyfleet.gateway.ports.certificate import ServedCertificate
 from polyfleet.gateway.ports.doors import Doors
+from polyfleet.gateway.prompts.prompts import Prompts
+from polyfleet.gateway.recent import RecentRequests
 from polyfleet.gateway.request.accounts import Accounts
 from polyfleet.gateway.request.generation import Generation
-from polyfleet.gateway.request.ledger import Ledger
-from polyfleet.gateway.request.prompts import Prompts
+from polyfleet.gateway.request.models import Models
 from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
-from polyfleet.gateway.request.recent import RecentRequests
 from polyfleet.gateway.tenants.fairness import FairOrder
 from polyfleet.gateway.tenants.quotas import Quotas
 from polyfleet.gateway.tenants.reporter import UsageReporter

@@ -12,7 +12,7 @@ from tests.support.gateway_rig import MODEL, VOCABULARY, GatewayRig, Stream, fai
 from tests.support.text_assets import CHATML, assets_document, byte_level_tokenizer
 from tokenizers import AddedToken, Tokenizer
 
-from polyfleet.gateway.request import prompts
+from polyfleet.gateway.prompts import prompts
 from polyfleet.text.prompt_text import PromptText
 from polyfleet.text.span import max_token_bytes
 from polyfleet.v1 import inference_pb2 as pb

@@ -5,7 +5,7 @@ import json
 
 from tests.support.gateway_rig import MODEL, GatewayRig, Stream, text_worker, until
 
-from polyfleet.gateway.request.recent import REASONS_AT_ONCE, RecentRequests
+from polyfleet.gateway.recent import REASONS_AT_ONCE, RecentRequests
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1.operations_pb2 import RequestRecord
 

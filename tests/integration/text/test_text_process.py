@@ -12,9 +12,9 @@ from tests.support.text_assets import assets_document
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import DeadlineExceeded, ResourceExhausted
-from polyfleet.gateway.request import prompts as prompts_module
-from polyfleet.gateway.request.prompts import LONG_CHARACTERS, Prompts
-from polyfleet.gateway.request.text_process import TextProcess
+from polyfleet.gateway.prompts import prompts as prompts_module
+from polyfleet.gateway.prompts.prompts import LONG_CHARACTERS, Prompts
+from polyfleet.gateway.prompts.text_process import TextProcess
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.process import EncodeChat, Encoded, EncodeText
 from polyfleet.text.prompt_text import PromptText

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from polyfleet.gateway.http import app
+from polyfleet.gateway.http import app, bodies
 from polyfleet.gateway.http import tokens as token_bodies
 from polyfleet.gateway.http.messages import body as messages_body
-from polyfleet.gateway.http.openai import bodies
 from polyfleet.gateway.http.responses import body as responses_body
 from polyfleet.v1 import inference_pb2 as pb
 

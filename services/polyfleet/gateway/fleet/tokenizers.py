@@ -11,7 +11,7 @@ import grpc
 from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.fleet.asset_fetch import AssetError
 from polyfleet.gateway.listeners import Listeners
-from polyfleet.gateway.request.prompts import Prompts
+from polyfleet.gateway.prompts.prompts import Prompts
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.model_text import ModelText
 from polyfleet.wire.limits import FieldError

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from polyfleet.gateway.http.choices import INVALID, choices
-from polyfleet.gateway.http.openai.bodies import (
+from polyfleet.gateway.http.bodies import (
     NOTHING,
     NULL,
     UNSUPPORTED,
@@ -20,6 +19,7 @@ from polyfleet.gateway.http.openai.bodies import (
     TokenIds,
     Tools,
 )
+from polyfleet.gateway.http.choices import INVALID, choices
 from polyfleet.wire.limits import FieldError, check_count
 
 MOST_COLONS = 20_000  # of what is looked through for nulls: so many fields take 10 ms

@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from polyfleet.gateway.api import SESSION, Call
 from polyfleet.gateway.errors import ApiError, Code
+from polyfleet.gateway.http.bodies import NOTHING
 from polyfleet.gateway.http.decoding import BodyT, decode
 from polyfleet.gateway.http.errors import BodyTooLarge, UnsupportedMediaType, invalid_field
-from polyfleet.gateway.http.openai.bodies import NOTHING
 from polyfleet.gateway.pace import Pace
 from polyfleet.gateway.parts import GatewayParts
 from polyfleet.wire.limits import FieldError

@@ -15,6 +15,7 @@ from polyfleet.gateway.http.errors import error_response
 from polyfleet.gateway.http.messages.body import CountBody, MessagesBody, count_request, messages_request
 from polyfleet.gateway.http.messages.reply import MessageWriter, messages_error
 from polyfleet.gateway.http.openai.answer import Admission, Answer
+from polyfleet.gateway.http.openai.writer import Writer
 from polyfleet.gateway.http.ranking import (
     RerankBody,
     ScoreBody,
@@ -34,7 +35,6 @@ from polyfleet.gateway.http.tokens import (
     detokenize_request,
     tokenize_request,
 )
-from polyfleet.gateway.http.writer import Writer
 from polyfleet.wire.answers import Ranking
 from polyfleet.wire.requests import GenerateRequest, RerankRequest
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from polyfleet.gateway.http.bodies import NOTHING, Ignored, Inputs, Strict
 from polyfleet.gateway.http.decoding import decode_inputs, decode_part
-from polyfleet.gateway.http.openai.bodies import NOTHING, Ignored, Inputs, Strict
 from polyfleet.gateway.http.openai.replies import EmbeddingsUsage
 from polyfleet.wire.answers import Ranking, Usage
 from polyfleet.wire.limits import MAX_DOCUMENTS, FieldError, check_count

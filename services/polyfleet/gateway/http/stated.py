@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from polyfleet.gateway.http.openai.bodies import NOTHING
+from polyfleet.gateway.http.bodies import NOTHING
 from polyfleet.wire.images import Image
 from polyfleet.wire.requests import Message
 from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from polyfleet.gateway.http.bodies import NOTHING, NULL, Messages, Strict, TokenIds, Tools
 from polyfleet.gateway.http.decoding import decode_tools
-from polyfleet.gateway.http.openai.bodies import NOTHING, NULL, Messages, Strict, TokenIds, Tools
 from polyfleet.gateway.http.openai.translate import chat_messages, json_text
 from polyfleet.wire.requests import DetokenizeRequest, TokenizeRequest
 from polyfleet.wire.tools import MAX_TOOLS

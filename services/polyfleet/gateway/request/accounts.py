@@ -12,9 +12,9 @@ from typing import Any
 from polyfleet.gateway.api import Call
 from polyfleet.gateway.config import Objectives
 from polyfleet.gateway.errors import ApiError, Code, DeadlineExceeded, Internal, InvalidArgument
+from polyfleet.gateway.ledger import Ledger, Outcome
 from polyfleet.gateway.metrics import Judgement, Metrics
-from polyfleet.gateway.request.ledger import Ledger, Outcome
-from polyfleet.gateway.request.recent import RecentRequests
+from polyfleet.gateway.recent import RecentRequests
 from polyfleet.gateway.request.token_times import TokenTimes
 from polyfleet.gateway.tenants.quotas import Account, Quotas
 from polyfleet.gateway.tenants.usage import UsageBook

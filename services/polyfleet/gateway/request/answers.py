@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from polyfleet.gateway.fleet.models import ServedModel
-from polyfleet.gateway.request.prompts import Prompt
+from polyfleet.gateway.prompts.prompts import Prompt
+from polyfleet.gateway.request.models import ServedModel
 from polyfleet.text.answer.channels import ChannelParser
 from polyfleet.text.answer.formats import FORMATS, HARMONY, ToolFormat
 from polyfleet.text.answer.parser import AnswerParser

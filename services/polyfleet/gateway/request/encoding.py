@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Mapping
 from types import MappingProxyType
 
 from polyfleet.gateway.errors import FailedPrecondition
-from polyfleet.gateway.fleet.models import ServedModel
-from polyfleet.gateway.request.prompts import Prompt, Prompts
+from polyfleet.gateway.prompts.prompts import Prompt, Prompts
+from polyfleet.gateway.request.models import ServedModel
 from polyfleet.gateway.request.validation import check_fit, check_ids
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.images import SEES_NONE

@@ -11,13 +11,13 @@ from typing import Any
 from polyfleet.gateway.api import Call
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import ApiError, Unavailable
-from polyfleet.gateway.fleet.models import Models, ServedModel
+from polyfleet.gateway.prompts.prompts import Prompt
 from polyfleet.gateway.request.accounts import Accounts, Record
 from polyfleet.gateway.request.answers import make_grammar, make_parser
 from polyfleet.gateway.request.encoding import encode_chat, encode_input, encode_prompt, encode_text
 from polyfleet.gateway.request.inbox import Inbox
+from polyfleet.gateway.request.models import Models, ServedModel
 from polyfleet.gateway.request.output import ChoiceOutput, RequestOutput
-from polyfleet.gateway.request.prompts import Prompt
 from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
 from polyfleet.gateway.request.ranking import ranked, ranking_prompts, unit
 from polyfleet.gateway.request.sequences import Sequences

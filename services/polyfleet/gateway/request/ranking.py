@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from polyfleet.gateway.fleet.models import ServedModel
+from polyfleet.gateway.prompts.prompts import Prompt
 from polyfleet.gateway.request.encoding import encode_document
-from polyfleet.gateway.request.prompts import Prompt
+from polyfleet.gateway.request.models import ServedModel
 from polyfleet.wire.answers import Ranked, Vector
 from polyfleet.wire.requests import RerankRequest
 

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import grpc
 from prometheus_client import CollectorRegistry
 
-from polyfleet.gateway.request.demand import Demand
-from polyfleet.gateway.request.recent import RecentRequests
+from polyfleet.gateway.demand import Demand
+from polyfleet.gateway.recent import RecentRequests
 from polyfleet.gateway.tenants.quotas import Lease, Quotas
 from polyfleet.gateway.tenants.usage import UsageBook
 from polyfleet.v1 import fleet_pb2 as pb

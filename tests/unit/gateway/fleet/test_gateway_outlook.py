@@ -7,10 +7,10 @@ import pytest
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import NotFound, Unavailable
-from polyfleet.gateway.fleet.models import Models
 from polyfleet.gateway.fleet.outlook import outlook
 from polyfleet.gateway.fleet.view import FleetView
 from polyfleet.gateway.metrics import Metrics
+from polyfleet.gateway.request.models import Models
 from polyfleet.gateway.request.queue import RequestQueue
 from polyfleet.placement.place import place
 from polyfleet.v1 import fleet_pb2 as pb

@@ -12,7 +12,7 @@ from polyfleet.gateway.http.events import COMMENT
 from polyfleet.gateway.http.openai import answer as answer_module
 from polyfleet.gateway.http.openai.answer import Admission, Answer
 from polyfleet.gateway.http.openai.shapes import ChatShape
-from polyfleet.gateway.http.writer import CompletionWriter
+from polyfleet.gateway.http.openai.writer import CompletionWriter
 from polyfleet.wire.answers import Delta, FinishReason, Usage
 
 SECONDS = 10.0  # against hanging

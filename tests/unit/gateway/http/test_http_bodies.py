@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from polyfleet.gateway.http.bodies import ChatBody, CompletionBody, EmbeddingsBody, Strict
 from polyfleet.gateway.http.decoding import MOST_COLONS, decode, decode_inputs, decode_messages
 from polyfleet.gateway.http.messages.body import MessagesBody
-from polyfleet.gateway.http.openai.bodies import ChatBody, CompletionBody, EmbeddingsBody, Strict
 from polyfleet.gateway.http.openai.translate import chat_request
 from polyfleet.wire.limits import FieldError
 

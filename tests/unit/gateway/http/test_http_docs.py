@@ -7,8 +7,7 @@ import pytest
 
 from polyfleet import client as pf
 from polyfleet.gateway.errors import Code
-from polyfleet.gateway.http.messages.body import MessagesBody
-from polyfleet.gateway.http.openai.bodies import (
+from polyfleet.gateway.http.bodies import (
     UNSUPPORTED,
     ChatBody,
     CompletionBody,
@@ -16,6 +15,7 @@ from polyfleet.gateway.http.openai.bodies import (
     MessageBody,
     Strict,
 )
+from polyfleet.gateway.http.messages.body import MessagesBody
 from polyfleet.gateway.http.ranking import RerankBody, ScoreBody
 from polyfleet.gateway.http.responses.body import ResponsesBody
 from polyfleet.gateway.http.tokens import DetokenizeBody, TokenizeBody

@@ -10,9 +10,9 @@ from polyfleet.gateway.errors import Unavailable
 from polyfleet.gateway.http.decoding import decode
 from polyfleet.gateway.http.messages.body import MessagesBody
 from polyfleet.gateway.http.messages.reply import MessageWriter
+from polyfleet.gateway.http.openai.writer import Writer
 from polyfleet.gateway.http.responses.body import ResponsesBody
 from polyfleet.gateway.http.responses.reply import ResponseWriter
-from polyfleet.gateway.http.writer import Writer
 from polyfleet.wire.answers import Delta, FinishReason, Usage
 from polyfleet.wire.gathered import GatheredChoice
 from polyfleet.wire.tools import ToolCallDelta

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from polyfleet.gateway.http.bodies import ChatBody
 from polyfleet.gateway.http.decoding import decode
-from polyfleet.gateway.http.openai.bodies import ChatBody
 from polyfleet.gateway.http.openai.shapes import ChatShape
 from polyfleet.gateway.http.openai.translate import chat_request
 from polyfleet.gateway.request.validation import check_generate

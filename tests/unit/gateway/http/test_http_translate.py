@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from polyfleet.gateway.http.bodies import ChatBody, CompletionBody, EmbeddingsBody
 from polyfleet.gateway.http.decoding import decode, decode_inputs
-from polyfleet.gateway.http.openai.bodies import ChatBody, CompletionBody, EmbeddingsBody
 from polyfleet.gateway.http.openai.translate import chat_request, completion_requests, embed_request
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import EmbedInput, EmbedRequest, GenerateRequest, Message, Pooling

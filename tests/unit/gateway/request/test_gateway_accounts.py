@@ -15,9 +15,9 @@ from polyfleet.gateway.errors import (
     NotFound,
     Unavailable,
 )
+from polyfleet.gateway.ledger import Ledger, LedgerError, Outcome
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.accounts import Accounts
-from polyfleet.gateway.request.ledger import Ledger, LedgerError, Outcome
 from polyfleet.gateway.request.token_times import TokenTimes
 
 

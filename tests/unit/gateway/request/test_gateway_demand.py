@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from polyfleet.gateway.request.demand import RECENT_SECONDS, Demand
+from polyfleet.gateway.demand import RECENT_SECONDS, Demand
 
 
 def test_waits_are_those_of_the_last_half_minute_or_the_one_that_still_lasts() -> None:

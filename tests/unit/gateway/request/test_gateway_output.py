@@ -13,10 +13,10 @@ from polyfleet.gateway.errors import (
     DataLoss,
     Unavailable,
 )
+from polyfleet.gateway.ledger import Ledger
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.accounts import Accounts
 from polyfleet.gateway.request.inbox import Inbox, Parcel
-from polyfleet.gateway.request.ledger import Ledger
 from polyfleet.gateway.request.output import ChoiceOutput, RequestOutput
 from polyfleet.text.answer.channels import ChannelParser
 from polyfleet.text.answer.parser import REASONING_TAGS, AnswerParser

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from polyfleet.gateway.http.bodies import NOTHING, Ignored, Strict, Unsupported
 from polyfleet.gateway.http.openai import response_format
-from polyfleet.gateway.http.openai.bodies import NOTHING, Ignored, Strict, Unsupported
 from polyfleet.gateway.http.openai.translate import template_arguments
 from polyfleet.gateway.http.stated import Placed, function_json, one_or_all, renames_of, sampling_of, stated
 from polyfleet.wire.images import Image, image_of_base64, image_of_url

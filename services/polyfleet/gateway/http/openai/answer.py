@@ -11,8 +11,8 @@ from starlette.types import Receive, Scope, Send
 from polyfleet.gateway.errors import ApiError, DataLoss
 from polyfleet.gateway.http.errors import internal_error
 from polyfleet.gateway.http.events import EventStream
+from polyfleet.gateway.http.openai.writer import Writer
 from polyfleet.gateway.http.streams import until_disconnect
-from polyfleet.gateway.http.writer import Writer
 from polyfleet.wire.answers import Delta, Usage
 from polyfleet.wire.gathered import GatheredChoice
 

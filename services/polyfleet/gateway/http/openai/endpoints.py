@@ -10,21 +10,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polyfleet.gateway.api import Call
 from polyfleet.gateway.errors import ApiError, Code
-from polyfleet.gateway.http.door import Door, in_session, json_reply
-from polyfleet.gateway.http.errors import error_response
-from polyfleet.gateway.http.openai import response_format, translate
-from polyfleet.gateway.http.openai.answer import Admission, Answer
-from polyfleet.gateway.http.openai.bodies import (
+from polyfleet.gateway.http.bodies import (
     ChatBody,
     CompletionBody,
     EmbeddingsBody,
     GenerateBody,
     StreamOptions,
 )
+from polyfleet.gateway.http.door import Door, in_session, json_reply
+from polyfleet.gateway.http.errors import error_response
+from polyfleet.gateway.http.openai import response_format, translate
+from polyfleet.gateway.http.openai.answer import Admission, Answer
 from polyfleet.gateway.http.openai.replies import ModelList, embeddings_reply, model_reply
 from polyfleet.gateway.http.openai.shapes import ChatShape, CompletionShape, Shape
+from polyfleet.gateway.http.openai.writer import CompletionWriter
 from polyfleet.gateway.http.streams import merge, until_disconnect
-from polyfleet.gateway.http.writer import CompletionWriter
 from polyfleet.wire.answers import Delta
 from polyfleet.wire.requests import EmbedRequest, GenerateRequest
 

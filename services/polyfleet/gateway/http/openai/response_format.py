@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
+from polyfleet.gateway.http.bodies import NOTHING, NULL, GenerateBody
 from polyfleet.gateway.http.decoding import decode_part
-from polyfleet.gateway.http.openai.bodies import NOTHING, NULL, GenerateBody
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.structure import Structure
 

@@ -4,8 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from polyfleet.gateway.http.bodies import NULL
 from polyfleet.gateway.http.decoding import decode_part
-from polyfleet.gateway.http.openai.bodies import NULL
 from polyfleet.wire.limits import FieldError
 
 

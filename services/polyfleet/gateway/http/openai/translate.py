@@ -6,15 +6,7 @@ from typing import Any
 
 import msgspec
 
-from polyfleet.gateway.http.decoding import (
-    decode_inputs,
-    decode_messages,
-    decode_part,
-    decode_tools,
-    refuse_unsupported,
-)
-from polyfleet.gateway.http.openai import response_format, tool_choice
-from polyfleet.gateway.http.openai.bodies import (
+from polyfleet.gateway.http.bodies import (
     NULL,
     ChatBody,
     CompletionBody,
@@ -26,6 +18,14 @@ from polyfleet.gateway.http.openai.bodies import (
     Messages,
     ToolCallBody,
 )
+from polyfleet.gateway.http.decoding import (
+    decode_inputs,
+    decode_messages,
+    decode_part,
+    decode_tools,
+    refuse_unsupported,
+)
+from polyfleet.gateway.http.openai import response_format, tool_choice
 from polyfleet.gateway.http.stated import one_or_all, sampling_of, stated
 from polyfleet.wire.images import Image, image_of_url
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError

@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
+from polyfleet.gateway.http.bodies import NOTHING, NULL, Effort, Ignored, StreamOptions, Strict, Unsupported
 from polyfleet.gateway.http.decoding import decode_part
 from polyfleet.gateway.http.openai import response_format, tool_choice
-from polyfleet.gateway.http.openai.bodies import NOTHING, NULL, Effort, Ignored, StreamOptions, Strict, Unsupported
 from polyfleet.gateway.http.openai.translate import template_arguments
 from polyfleet.gateway.http.stated import Placed, function_json, one_or_all, renames_of, sampling_of, stated
 from polyfleet.wire.images import Image, image_of_url

@@ -8,7 +8,7 @@ from polyfleet.gateway.errors import DeadlineExceeded, FailedPrecondition, Inval
 from polyfleet.gateway.fleet.adapters import ServedAdapter, listed_name
 from polyfleet.gateway.fleet.tokenizers import Tokenizers
 from polyfleet.gateway.fleet.view import FleetView, ModelFacts
-from polyfleet.gateway.request.prompts import Prompts
+from polyfleet.gateway.prompts.prompts import Prompts
 from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
 from polyfleet.placement.fleet import Revision
 from polyfleet.text.errors import TextAssetsError

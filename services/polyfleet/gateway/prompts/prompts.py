@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import DeadlineExceeded
 from polyfleet.gateway.fetching.fetcher import NO_HOSTS
-from polyfleet.gateway.request.text_process import TextProcess
+from polyfleet.gateway.prompts.text_process import TextProcess
 from polyfleet.process.within import Within
 from polyfleet.text.grammar import Calls
 from polyfleet.text.process import (

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 
 from polyfleet.gateway.errors import ResourceExhausted, Unavailable
-from polyfleet.gateway.request.job_process import JobProcess, Lost
+from polyfleet.gateway.prompts.job_process import JobProcess, Lost
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.process import (
     Answer,
