@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
@@ -20,31 +19,59 @@ from polyfleet.gateway.grpc.http2.frames import (
 from polyfleet.gateway.grpc.http2.heads import ANSWER, ENCODINGS, Head, Metadata, expanded, trailers
 from polyfleet.gateway.pace import Pace
 
-if TYPE_CHECKING:
-    from polyfleet.gateway.grpc.http2.connection import Connection
-
 PREFIX_BYTES = 5  # before each message: whether it is compressed, and its length
 WINDOW = 256 * 1024  # bytes of a call that may come before its handler takes some
 LATE_SECONDS = 0.5  # behind the deadline, for a handler that keeps it itself
 OK, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 4, 8, 12, 13
 
+ConnectionT = TypeVar("ConnectionT", contravariant=True)
 
-class CallServer(Protocol):
+
+class Carrier(Protocol):
+    """The connection that a call is one of."""
+
+    peer: str
+    initial_window: int  # of a call: bytes that may be sent
+    waiting: dict[Call, None]  # for room to send, in turn
+
+    @property
+    def room(self) -> int:
+        """Bytes of messages that may be sent now."""
+        ...
+
+    def send(self, data: bytes) -> None:
+        """Frames."""
+        ...
+
+    def send_data(self, stream: int, data: bytes) -> None:
+        """Of a call's messages, MAX_FRAME_BYTES at most, for which there is room."""
+        ...
+
+    def send_headers(self, stream: int, headers: tuple[tuple[bytes, bytes], ...], *, end: bool) -> None:
+        """Before or behind them."""
+        ...
+
+    def forget(self, call: Call) -> None:
+        """It has ended."""
+        ...
+
+
+class CallServer(Protocol[ConnectionT]):
     """Who answers a connection's calls."""
 
     max_streams: int  # of a connection, at once
     max_header_bytes: int
     pace: Pace  # of strangers
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: ConnectionT) -> None:
         """It is there."""
         ...
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: ConnectionT) -> None:
         """It is gone, and its calls with it."""
         ...
 
-    def called(self, connection: Connection, stream: int, head: Head) -> Call:
+    def called(self, connection: ConnectionT, stream: int, head: Head) -> Call:
         """Begin a call."""
         ...
 
@@ -52,7 +79,7 @@ class CallServer(Protocol):
 class Call:
     """What handlers call is as grpc.aio.ServicerContext has it. Lives in one event loop."""
 
-    def __init__(self, connection: Connection, stream: int, head: Head, max_bytes: int) -> None:
+    def __init__(self, connection: Carrier, stream: int, head: Head, max_bytes: int) -> None:
         """`max_bytes`: of a message that comes."""
         self.head, self.stream = head, stream
         self.ended = self.half_closed = False  # for the handler, and by the client
@@ -61,8 +88,7 @@ class Call:
         self.serialize: Callable[[Any], bytes] | None = None
         self._connection = connection
         self._max_bytes = max_bytes
-        self._parts = bytearray()  # of the message that comes
-        self._messages: deque[tuple[int, bytes]] = deque()  # whether each is compressed: expanded where it is taken
+        self._parts = bytearray()  # of messages that have come: taken apart one by one, as its handler takes them
         self._allowed, self._owed = WINDOW, 0  # bytes that the client may send, and that it may once they are taken
         self._waiters: list[asyncio.Future[None]] = []  # its handler may read in one task and write in another
         self._begun = self._torn = False  # headers were sent; a message in part
@@ -104,11 +130,14 @@ class Call:
     async def messages(self, decode: Callable[[bytes], Any] | None) -> AsyncGenerator[Any, None]:
         """What the client sends, to its end."""
         while True:
-            while not self._messages:
+            while not (size := self._whole()):
                 if self.half_closed or self.ended:
                     return
                 await self._wait()
-            compressed, message = self._messages.popleft()
+            compressed, message = self._parts[0], bytes(self._parts[PREFIX_BYTES:size])
+            del self._parts[:size]
+            if self._broken():
+                return
             self._allow()
             if compressed:
                 try:
@@ -194,37 +223,38 @@ class Call:
             return
         self.half_closed = end
         self._parts += data
-        if not self._take_apart():
+        if self._broken():
             return
-        if not self._messages:
+        if not self._whole():
             self._allow()
-        if self._messages or end:
+        if self._whole() or end:
             self.wake()
 
-    def _take_apart(self) -> bool:
-        """Whole messages out of what has come. False where the call has ended over them."""
-        parts = self._parts
-        while len(parts) >= PREFIX_BYTES:
-            size = int.from_bytes(parts[1:PREFIX_BYTES], "big")
-            if size > self._max_bytes:
-                problem = f"Received message larger than max ({size} vs. {self._max_bytes})"
-                return self._refuse(RESOURCE_EXHAUSTED, problem)
-            if len(parts) < PREFIX_BYTES + size:
-                break
-            self._messages.append((parts[0], bytes(parts[PREFIX_BYTES : PREFIX_BYTES + size])))
-            del parts[: PREFIX_BYTES + size]
-        if parts and self.half_closed:
-            return self._refuse(INTERNAL, "The request ended within a message.")
-        return True
+    def _whole(self) -> int:
+        """Bytes of the first message with its prefix; 0 where not all of it has come."""
+        if len(self._parts) < PREFIX_BYTES:
+            return 0
+        size = PREFIX_BYTES + int.from_bytes(self._parts[1:PREFIX_BYTES], "big")
+        return size if size <= len(self._parts) else 0
 
-    def _refuse(self, code: int, details: str) -> bool:
+    def _broken(self) -> bool:
+        """Whether the first message is too large, or torn by the end; then the call has ended over it."""
+        parts = self._parts
+        if len(parts) >= PREFIX_BYTES and (size := int.from_bytes(parts[1:PREFIX_BYTES], "big")) > self._max_bytes:
+            self._refuse(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {self._max_bytes})")
+            return True
+        if parts and self.half_closed and not self._whole():
+            self._refuse(INTERNAL, "The request ended within a message.")
+            return True
+        return False
+
+    def _refuse(self, code: int, details: str) -> None:
         self.finish(code, details)
         self._stop()
-        return False
 
     def _allow(self) -> None:
         """Let the client send as much as was taken, unless that is little."""
-        if self._owed >= WINDOW // 2 and not (self._messages or self.half_closed or self.ended):
+        if self._owed >= WINDOW // 2 and not (self._whole() or self.half_closed or self.ended):
             self._connection.send(window_update(self.stream, self._owed))
             self._allowed, self._owed = self._allowed + self._owed, 0
 

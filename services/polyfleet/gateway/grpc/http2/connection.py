@@ -29,7 +29,7 @@ MAX_UNREAD_BYTES = 2 * 1024 * 1024  # that only answers to frames which ask for 
 class Connection(asyncio.Protocol):
     """Lives in one event loop. Times are the loop's seconds."""
 
-    def __init__(self, server: CallServer, visit: Visit) -> None:
+    def __init__(self, server: "CallServer[Connection]", visit: Visit) -> None:
         self._server, self.visit = server, visit
         self.calls: dict[int, Call] = {}
         self.waiting: dict[Call, None] = {}  # for room to send
@@ -71,7 +71,9 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Frames, or parts of them."""
-        self.heard, self.pinged, self._num_called, self._num_idle = self._loop.time(), None, 0, 0
+        if data:
+            self.heard, self.pinged = self._loop.time(), None
+        self._num_called = self._num_idle = 0
         began = time.thread_time()
         try:
             self._reader.feed(data)
@@ -142,7 +144,7 @@ class Connection(asyncio.Protocol):
             if end:
                 known.came(b"", 0, end=True)
             else:
-                self._malformed(stream)
+                self._refuse(stream, Problem.PROTOCOL_ERROR)
                 known.lost()
         elif not stream % 2:
             raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a call of a wrong number")
@@ -151,9 +153,9 @@ class Connection(asyncio.Protocol):
         else:
             self._count()
 
-    def _malformed(self, stream: int) -> None:
+    def _refuse(self, stream: int, code: Problem) -> None:
         self._count(RESET_WEIGHT)
-        self.send(frames.reset(stream, Problem.PROTOCOL_ERROR))
+        self.send(frames.reset(stream, code))
 
     def _call(self, stream: int, headers: list[Header], *, end: bool) -> None:
         self._last_stream = stream
@@ -161,12 +163,9 @@ class Connection(asyncio.Protocol):
         try:
             head = read_head(headers)
         except StreamProblem:
-            self._malformed(stream)
-            return
+            return self._refuse(stream, Problem.PROTOCOL_ERROR)
         if self.leaving is not None or len(self.calls) >= self._server.max_streams:
-            self._count(RESET_WEIGHT)
-            self.send(frames.reset(stream, Problem.REFUSED_STREAM))
-            return
+            return self._refuse(stream, Problem.REFUSED_STREAM)
         if head.problem:
             self._count(RESET_WEIGHT)
             self.send_headers(stream, ((b":status", head.problem.encode()),), end=True)

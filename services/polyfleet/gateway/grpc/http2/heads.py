@@ -125,4 +125,4 @@ def trailers(code: int, details: str, metadata: Metadata) -> tuple[tuple[bytes, 
 
 
 def _written(value: str | bytes) -> bytes:
-    return b64encode(value).rstrip(b"=") if isinstance(value, bytes) else value.encode("latin-1")
+    return b64encode(value).rstrip(b"=") if isinstance(value, bytes) else value.encode("latin-1", "replace")
