@@ -26,7 +26,7 @@ NAMES = (
     *("gptq", "gptq 8 bits, columns", "awq", "int4 groups", "int8 packed channels", "int8 channels"),
     *("fp8 tiles", "fp8 tensors", "bf16", "f32"),
 )
-GGUF = ("F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "Q5_1")
+GGUF = ("F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "Q5_1", "MXFP4")
 EXECUTORS = ("persistent", "eager")
 MOST = 1.15
 

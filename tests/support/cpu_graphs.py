@@ -46,6 +46,7 @@ HALVES = {
     WeightFormat.IQ3_S: ((0,), 256, 110),
     WeightFormat.IQ4_NL: ((0,), 32, 18),
     WeightFormat.IQ4_XS: ((0,), 256, 136),
+    WeightFormat.MXFP4: ((), 32, 17),
 }
 SINGLES = {  # where a float32 number stands
     WeightFormat.Q8_K: (256, 292),
@@ -96,6 +97,8 @@ def random_weight(name: str, form: WeightFormat, rows: int, columns: int, seed: 
         blocks[..., 4:] = np.where(blocks[..., 4:] & 0x7F == 0x7F, 0, blocks[..., 4:])  # which is no number
     if form is WeightFormat.IQ1_M:  # its scale's nibbles stand in the high ends of four words: 0x2400 is 2^-6
         blocks[..., 49::2] = blocks[..., 49::2] & 0xF | np.array([0, 0, 0x40, 0x20], dtype=np.uint8)
+    if form is WeightFormat.MXFP4:  # exponents of 2, 127 more
+        blocks[..., 0] = rng.integers(110, 121, blocks.shape[:2])
     for offset in halves:
         scales = rng.uniform(-1, 1, blocks.shape[:2]).astype(np.float16) * np.float16(0.01)
         blocks[..., offset : offset + 2] = scales[..., None].view(np.uint8)

@@ -12,44 +12,46 @@ from safetensors.torch import load_file, save_file
 from tests.support.tiny_architectures import LAYERS, TINY, make
 
 from polyfleet.kernels.quantisation import dequantise
+from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading import mxfp4
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import ModelFileError
 
 MXFP4 = gguf.GGMLQuantizationType.MXFP4
+BYTES = 17  # of a block
 
 
 def random_rows(rows: int, blocks: int) -> NDArray[np.uint8]:
     """As a GGUF file has them."""
     random = np.random.default_rng(6)
-    data = random.integers(0, 256, (rows, blocks, mxfp4.BYTES), dtype=np.uint8)
-    data[..., 0] = random.integers(mxfp4.LEAST, mxfp4.MOST, (rows, blocks))
+    data = random.integers(0, 256, (rows, blocks, BYTES), dtype=np.uint8)
+    data[..., 0] = random.integers(0, 250, (rows, blocks))
     return data.reshape(rows, -1)
 
 
 def as_folder(rows: NDArray[np.uint8]) -> tuple[torch.Tensor, torch.Tensor]:
     """The same as blocks and scales: neighbours share a byte."""
-    blocks = rows.reshape(len(rows), -1, mxfp4.BYTES)
+    blocks = rows.reshape(len(rows), -1, BYTES)
     low, high = blocks[..., 1:] & 15, blocks[..., 1:] >> 4
     codes = np.concatenate((low, high), axis=-1)
     return torch.from_numpy(codes[..., ::2] | codes[..., 1::2] << 4), torch.from_numpy(blocks[..., 0].copy())
 
 
 def test_numbers_are_those_of_gguf() -> None:
-    rows = random_rows(5, 3)
-    found = mxfp4.of_gguf("w", torch.from_numpy(rows))
+    rows = random_rows(50, 3)
+    found = Weight("w", WeightFormat.MXFP4, 50, 96, torch.from_numpy(rows))
     np.testing.assert_array_equal(dequantise(found, torch.float32).numpy(), gguf.quants.dequantize(rows, MXFP4))
     blocks, scales = as_folder(rows)
     other = mxfp4.of_folder("w", blocks[None], scales[None])
-    assert (other.rows, other.columns) == (5, 96)
+    assert (other.rows, other.columns) == (50, 96)
     torch.testing.assert_close(other.data, found.data, rtol=0, atol=0)
 
 
-def test_blocks_that_are_too_large_are_refused() -> None:
+def test_a_block_that_is_no_number_is_refused() -> None:
     rows = random_rows(2, 2)
-    rows[1, 0] = mxfp4.MOST + 1
-    with pytest.raises(ValueError, match="'w' is larger than half precision holds"):
-        mxfp4.of_gguf("w", torch.from_numpy(rows))
+    rows[1, 0] = 255
+    with pytest.raises(ValueError, match="'w' holds numbers that are not finite"):
+        dequantise(Weight("w", WeightFormat.MXFP4, 2, 64, torch.from_numpy(rows)), torch.float32)
 
 
 def packed_folder(folder: Path) -> dict[str, NDArray[np.float32]]:

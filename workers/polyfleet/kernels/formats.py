@@ -34,6 +34,7 @@ class WeightFormat(str, Enum):
     IQ3_S = "IQ3_S"
     IQ4_NL = "IQ4_NL"
     IQ4_XS = "IQ4_XS"
+    MXFP4 = "MXFP4"
     INT4 = "INT4"
     INT8 = "INT8"
     FP8 = "FP8"
@@ -78,6 +79,7 @@ BLOCKS: Mapping[WeightFormat, BlockLayout] = {
     WeightFormat.IQ3_S: BlockLayout(256, 110),
     WeightFormat.IQ4_NL: BlockLayout(32, 18),
     WeightFormat.IQ4_XS: BlockLayout(256, 136),
+    WeightFormat.MXFP4: BlockLayout(32, 17),
     WeightFormat.INT4: BlockLayout(32, 21),
     WeightFormat.INT8: BlockLayout(32, 37),
     WeightFormat.FP8: BlockLayout(32, 36),

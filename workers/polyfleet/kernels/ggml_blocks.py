@@ -13,6 +13,8 @@ from polyfleet.kernels.groups import Groups, fields, floats, grouped, pieces, sp
 from polyfleet.kernels.weights import WeightFormat
 
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # of IQ4's codes
+DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # what MXFP4's codes stand for, times 2
+NAN_EXPONENT = 255  # of MXFP4's powers
 NIBBLES, PAIRS, BITS = (0, 4), (0, 2, 4, 6), tuple(range(8))
 
 
@@ -114,8 +116,16 @@ def _tq2_0(blocks: Tensor) -> Groups:
     return grouped(blocks, codes, floats(blocks, 64).expand(-1, -1, 8))
 
 
-def _levels(places: Tensor) -> Tensor:
-    return torch.tensor(LEVELS, dtype=torch.int8, device=places.device)[places.int()]
+def _levels(places: Tensor, levels: tuple[int, ...] = LEVELS) -> Tensor:
+    return torch.tensor(levels, dtype=torch.int8, device=places.device)[places.int()]
+
+
+def _mxfp4(blocks: Tensor) -> Groups:
+    """A power of 2 (OCP Microscaling Formats 1.0: E8M0), and E2M1 numbers, here twice as large."""
+    exponents = blocks[..., 0]
+    powers = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.int() - 128)
+    scales = torch.where(exponents == NAN_EXPONENT, torch.nan, powers)
+    return grouped(blocks, _levels(nibbles(blocks[..., 1:]), DOUBLED), scales)
 
 
 def _iq4_nl(blocks: Tensor) -> Groups:
@@ -146,4 +156,5 @@ PLAIN: Mapping[WeightFormat, Callable[[Tensor], Groups]] = {
     WeightFormat.TQ2_0: _tq2_0,
     WeightFormat.IQ4_NL: _iq4_nl,
     WeightFormat.IQ4_XS: _iq4_xs,
+    WeightFormat.MXFP4: _mxfp4,
 }

@@ -26,15 +26,13 @@ FORMATS: Mapping[int, WeightFormat] = {  # ggml_type of ggml.h
     **{14: WeightFormat.Q6_K, 15: WeightFormat.Q8_K, 34: WeightFormat.TQ1_0, 35: WeightFormat.TQ2_0},
     **{19: WeightFormat.IQ1_S, 29: WeightFormat.IQ1_M, 16: WeightFormat.IQ2_XXS, 17: WeightFormat.IQ2_XS},
     **{22: WeightFormat.IQ2_S, 18: WeightFormat.IQ3_XXS, 21: WeightFormat.IQ3_S},
-    **{20: WeightFormat.IQ4_NL, 23: WeightFormat.IQ4_XS},
+    **{20: WeightFormat.IQ4_NL, 23: WeightFormat.IQ4_XS, 39: WeightFormat.MXFP4},
 }
 # Types that other tools write and this engine does not read, for the error message.
 OTHER_FORMATS: Mapping[int, str] = {
     **{4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
     **{31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 40: "NVFP4"},
 }
-
-MXFP4, MXFP4_WEIGHTS, MXFP4_BYTES = 39, 32, 17  # the type, and its block
 
 # Private and writable, as torch wants memory to be, without setting aside memory for pages that nobody writes.
 PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
@@ -59,7 +57,6 @@ class TensorInfo:
     columns: int
     offset: int
     size: int
-    mxfp4: bool = False  # whether it lies in these blocks, which become those of `format`
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +129,6 @@ class _Header:
         shape = [self.unpack("Q") for _ in range(num_dimensions)]
         kind, offset = self.unpack("I"), self.unpack("Q")
         rows, columns = prod(shape[1:]), shape[0]
-        if kind == MXFP4 and columns % MXFP4_WEIGHTS == 0:
-            size = rows * columns // MXFP4_WEIGHTS * MXFP4_BYTES
-            return TensorInfo(self.buffer, name, WeightFormat.Q8_0, rows, columns, offset, size, mxfp4=True)
         if kind not in FORMATS:
             known = OTHER_FORMATS.get(kind, f"number {kind}")
             names = ", ".join(sorted(form.value for form in FORMATS.values()))

@@ -6,7 +6,6 @@ import torch
 
 from polyfleet.kernels.quantisation import DENSE_DTYPES, row_bytes
 from polyfleet.kernels.weights import Weight
-from polyfleet.loading import mxfp4
 from polyfleet.loading.gguf_config import CLASSES, read_config
 from polyfleet.loading.gguf_file import TensorInfo
 from polyfleet.loading.gguf_metadata import check_model_metadata
@@ -50,8 +49,6 @@ def _tensor(info: TensorInfo) -> torch.Tensor:
     if info.size == 0:
         return torch.empty((info.rows, 0), dtype=torch.uint8)
     raw = torch.frombuffer(info.buffer, dtype=torch.uint8, count=info.size, offset=info.offset)
-    if info.mxfp4:
-        return mxfp4.of_gguf(info.name, raw.view(info.rows, -1)).data
     if info.format.quantised:
         return raw.view(info.rows, row_bytes(info.format, info.columns))
     return raw.view(DENSE_DTYPES[info.format]).view(info.rows, info.columns)

@@ -38,6 +38,7 @@ EXACT = {WeightFormat.Q4_K: 6e-4, WeightFormat.INT4: 6e-4} | dict.fromkeys(ROUND
 ONE_SCALE = {
     *(WeightFormat.Q5_0, WeightFormat.Q8_K, WeightFormat.TQ1_0, WeightFormat.TQ2_0, WeightFormat.IQ1_S),
     *(WeightFormat.IQ2_XXS, WeightFormat.IQ3_XXS, WeightFormat.IQ3_S, WeightFormat.IQ4_NL, WeightFormat.IQ4_XS),
+    WeightFormat.MXFP4,
 }
 MANY_ROWS = 300
 COMPANIES = (*range(1, 36), 47, 48, 49, 63, 64, 65, 79, 100, *range(126, 131), 191, 193, 255, 256, 257, MANY_ROWS)
