@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfleet.gateway.grpc.http2.frames import ConnectionProblem, Problem, header_block
-from polyfleet.gateway.grpc.http2.hpack import CODES, STATIC, HeaderDecoder
+from polyfleet.gateway.grpc.http2.hpack import HeaderDecoder
 
 FIRST = [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"www.example.com")]
 SECOND = [*FIRST, (b"cache-control", b"no-cache")]
@@ -41,17 +41,6 @@ def test_literals_of_the_rfc() -> None:
         assert HeaderDecoder(4096).decode(bytes.fromhex(block)) == [header]
 
 
-def test_the_tables_are_whole() -> None:
-    assert len(STATIC) == 61
-    assert (STATIC[0], STATIC[15], STATIC[60]) == (
-        (b":authority", b""),
-        (b"accept-encoding", b"gzip, deflate"),
-        (b"www-authenticate", b""),
-    )
-    assert sorted(CODES.values()) == list(range(256))
-    assert sum(2.0**-length for length, _ in CODES) + 2.0**-30 == 1.0  # with the code that no text holds
-
-
 def test_old_headers_make_room() -> None:
     decoder, new = HeaderDecoder(1 << 20), b"\x40\x01a"
     for number in range(200):
@@ -59,10 +48,10 @@ def test_old_headers_make_room() -> None:
     assert decoder.decode(b"\xbe") == [(b"a", bytes((199,)) * 100)]  # 62, the newest
     known = 4096 // (1 + 100 + 32)
     assert decoder.decode(bytes((0x80 | (61 + known),)))[0][1][0] == 200 - known
-    with pytest.raises(ConnectionProblem, match="not known"):
+    with pytest.raises(ConnectionProblem, match="Invalid table index"):
         decoder.decode(bytes((0x80 | (62 + known),)))
     decoder.decode(b"\x20")  # a table of no size
-    with pytest.raises(ConnectionProblem, match="not known"):
+    with pytest.raises(ConnectionProblem, match="Invalid table index"):
         decoder.decode(b"\xbe")
 
 
