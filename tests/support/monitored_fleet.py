@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -100,14 +100,18 @@ class MonitoredFleet:
 
 
 @contextmanager
-def vendor_workers(stack: ServeProcess, folder: Path) -> Iterator[None]:
-    """A worker of every vendor in the stack's fleet, as long as the block lasts."""
+def vendor_workers(stack: ServeProcess, folder: Path) -> Iterator[Callable[[], None]]:
+    """A worker of every vendor in the stack's fleet, as long as the block lasts; what is given fails once they end."""
     command = [sys.executable, "-m", "tests.support.vendor_workers", stack.fleet, str(folder)]
     environment = {**os.environ, FLEET_TOKEN_FILE: str(stack.state_dir / "fleet.token")}
     with (folder / "workers.log").open("w") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment)
+
+        def check() -> None:
+            assert process.poll() is None, (folder / "workers.log").read_text()[-3000:]
+
         try:
-            yield
+            yield check
         finally:
             process.kill()  # their engines end with it
             process.wait(30)
@@ -138,12 +142,17 @@ def monitored_fleet(folder: Path) -> Iterator[MonitoredFleet]:
         exits.callback(stack.stop)
         config = configuration(stack.gateway_metrics, stack.metrics)
         prometheus = exits.enter_context(PrometheusProcess(folder / "prometheus", config))
-        exits.enter_context(vendor_workers(stack, folder / "vendors"))
+        check = exits.enter_context(vendor_workers(stack, folder / "vendors"))
         stack.wait_ready()
         fleet = MonitoredFleet(stack, prometheus, key, roots)
         exits.callback(fleet.close)
         everybody = len(MACHINES) + 1
-        wait_for(lambda: prometheus.values("sum(polyfleet_worker_ready)") == [everybody], "Prometheus to see all")
+
+        def all_seen() -> bool:
+            check()
+            return prometheus.values("sum(polyfleet_worker_ready)") == [everybody]
+
+        wait_for(all_seen, "Prometheus to see all")
         with fleet.traffic():
             fleet.cause_errors()
             fleet.kill_worker()

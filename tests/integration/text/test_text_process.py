@@ -75,6 +75,18 @@ async def test_it_gives_what_the_model_text_gives() -> None:
                 await process.run(bad)
 
 
+async def test_one_that_is_closed_while_it_starts_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    async with text_process() as process:
+        asked = asyncio.ensure_future(encoded(process, "fox"))
+        while process.pid is None:
+            await asyncio.sleep(0.001)
+        assert process._process is not None
+        assert process._process.loading
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert not caplog.records
+
+
 async def test_more_tokens_than_wanted_are_counted() -> None:
     async with text_process() as process:
         answer = await process.run(EncodeText(20.0, "dog " * 10, max_tokens=5, pieces=True))

@@ -147,7 +147,8 @@ class TextProcess:
     def _lost(self, process: JobProcess, lost: Lost) -> None:
         """The job that ran is at fault; those behind it have another process."""
         if process.loading:
-            self._cannot(lost)
+            if lost.status is None or not process.killed:  # else this end has closed it
+                self._cannot(lost)
         elif self._sent:
             job = (work := self._sent.popleft()).job
             log.warning("A prompt broke its process.", extra={"status": lost.status, "job": type(job).__name__})
