@@ -1,9 +1,11 @@
 """A call of gRPC over HTTP/2 apart from its connection: what it keeps of messages, and how they are taken."""
 
+import asyncio
 import tracemalloc
 from typing import Any, cast
 
 import pytest
+from tests.support.echo_server import SERVICE, echo_server
 
 from polyfleet.gateway.grpc.http2.call import OK, WINDOW, Call
 from polyfleet.gateway.grpc.http2.heads import Head
@@ -85,3 +87,28 @@ async def test_a_status_with_letters_that_headers_can_not_hold_is_told() -> None
     call.set_trailing_metadata((("note", "日"),))
     call.finish(OK)
     assert (b"note", b"?") in wire.headers[-1]
+
+
+async def test_calls_that_come_together_begin_one_in_a_turn_but_those_that_are_lost_before() -> None:
+    async with echo_server() as (server, echo, _):
+        head = Head(f"/{SERVICE}/Hang", (), None, b"identity", 0)
+        calls = [server.called(cast(Any, Wire()), stream, head) for stream in (1, 3, 5, 7)]
+        calls[1].lost()
+        begun = []
+        for _ in range(4):
+            await asyncio.sleep(0)
+            begun.append(sum(call.task is not None for call in calls))
+        assert begun == [1, 1, 2, 3]
+        while echo.hanging < 3:
+            await asyncio.sleep(0)
+        assert calls[1].task is None
+
+
+async def test_a_server_that_stops_lets_go_of_calls_that_have_not_begun() -> None:
+    async with echo_server() as (server, echo, _):
+        wire = Wire()
+        head = Head(f"/{SERVICE}/Hang", (), None, b"identity", 0)
+        calls = [server.called(cast(Any, wire), stream, head) for stream in (1, 3)]
+    assert all(call.ended for call in calls)
+    assert echo.hanging == 0
+    assert sum((b"grpc-status", b"14") in each for each in wire.headers) == 2

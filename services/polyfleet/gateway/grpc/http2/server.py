@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections import deque
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -65,6 +66,7 @@ class Http2Server:
         self._connections: dict[str, Connection] = {}  # by peer
         self._acceptor: Acceptor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._coming: deque[Call] = deque()  # whose handlers have not begun
         self._empty = asyncio.Event()
         self._stopping = False
 
@@ -109,12 +111,23 @@ class Http2Server:
             self._empty.set()
 
     def called(self, connection: Connection, stream: int, head: Head) -> Call:
-        """Have its handler run."""
+        """Have its handler run, one in a turn of the event loop: else all that come together wait for the last."""
         call = Call(connection, stream, head, self._bounds.max_message_bytes)
-        call.task = task = asyncio.get_running_loop().create_task(self._answer(call))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._coming.append(call)
+        if len(self._coming) == 1:
+            asyncio.get_running_loop().call_soon(self._begin)
         return call
+
+    def _begin(self) -> None:
+        if not self._coming:
+            return
+        call, loop = self._coming.popleft(), asyncio.get_running_loop()
+        if self._coming:
+            loop.call_soon(self._begin)
+        if not call.ended:
+            call.task = task = loop.create_task(self._answer(call))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, call: Call) -> None:
         try:
@@ -187,6 +200,8 @@ class Http2Server:
         self._listener.close()
         for connection in self._connections.values():
             connection.leave()
+        while self._coming:
+            self._begin()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace)
         for task in self._tasks:
