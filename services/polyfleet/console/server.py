@@ -32,6 +32,7 @@ from polyfleet.console.pages.requests import RequestPages
 from polyfleet.gateway.auth import Authenticator, check_listen
 from polyfleet.gateway.ports.certificate import ServedCertificate
 from polyfleet.process.listening import open_socket
+from polyfleet.process.tasks import end
 
 STOP_SECONDS = 3
 REFRESH_SECONDS = 10.0  # between looks at the certificate's files
@@ -112,9 +113,7 @@ class Console:
         self._server.should_exit = True
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.shield(self._tasks[0]), STOP_SECONDS + 1)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
         await self.view.link.close()
 
     @staticmethod

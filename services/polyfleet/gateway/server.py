@@ -43,6 +43,7 @@ from polyfleet.process.fleet_keys import FleetKeys
 from polyfleet.process.listening import parse_address
 from polyfleet.process.refusing import Objection
 from polyfleet.process.servers import connection_share, raise_descriptor_limit
+from polyfleet.process.tasks import end
 from polyfleet.wire.auth import fleet_objection
 from polyfleet.wire.ids import new_id
 
@@ -184,9 +185,7 @@ class Gateway:
             await asyncio.sleep(LEAVE_SECONDS)
         self.http.let_go()
         await asyncio.gather(self.grpc.stop(STOP_SECONDS), self.http.stop(), self.monitoring.stop())
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._reporter.report(), STOP_SECONDS)
         await self._tokenizers.close()

@@ -21,6 +21,7 @@ from polyfleet.process.fleet_keys import FleetKeys
 from polyfleet.process.listening import ListenError, own_address
 from polyfleet.process.metrics import MetricsServer
 from polyfleet.process.signals import ignore_hangups, stopping
+from polyfleet.process.tasks import end
 from polyfleet.serving.agent.tunnel import Tunnel
 from polyfleet.serving.config import WorkerConfig
 from polyfleet.serving.engine_client import LoadError
@@ -154,9 +155,7 @@ class WorkerProcess:
             await server.stop(CLOSE_SECONDS)
             if self._devices is not None:
                 await asyncio.to_thread(self._devices.stop)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(*tasks)
 
     def _judged_from_thread(self, loop: asyncio.AbstractEventLoop) -> Callable[[str], None]:
         def judged(reason: str) -> None:
