@@ -12,6 +12,7 @@ from polyfleet.gateway.ports.doors import Doors
 from polyfleet.process.listening import open_socket
 
 SERVICE = "test.Echo"
+EACH, HANG = f"/{SERVICE}/Each", f"/{SERVICE}/Hang"
 BOUNDS = Bounds(
     max_streams=1024,
     max_message_bytes=4 * 1024 * 1024,

@@ -10,13 +10,21 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
 
 
 def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
     """One frame."""
     return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
+
+
+GREETING = PREFACE + frame(SETTINGS)
+
+
+def prefixed(message: bytes) -> bytes:
+    """A message as it stands in DATA frames, not compressed."""
+    return b"\x00" + len(message).to_bytes(4, "big") + message
 
 
 def fields(**headers: str) -> bytes:
@@ -49,7 +57,7 @@ class RawHttp2(RawConnection):
     """One connection to `port` of loopback, with its preface and settings sent."""
 
     @classmethod
-    async def open(cls, port: int, data: bytes = PREFACE + frame(SETTINGS), **options: Any) -> "Self":
+    async def open(cls, port: int, data: bytes = GREETING, **options: Any) -> "Self":
         """Connect and send `data`."""
         return await super().open(port, data, **options)
 

@@ -7,28 +7,29 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.support.echo_server import SERVICE, echo_server, method
+from tests.support.echo_server import EACH, HANG, echo_server, method
 from tests.support.gateway_rig import until
 from tests.support.raw_grpc import (
     ACK,
     CONTINUATION,
     DATA,
     END_HEADERS,
+    GREETING,
     HEADERS,
     PING,
     PREFACE,
     RST_STREAM,
     SETTINGS,
+    WINDOW_UPDATE,
     RawHttp2,
     call,
     frame,
+    prefixed,
 )
 
 from polyfleet.gateway.pace import Pace
 
-GOAWAY, WINDOW_UPDATE, PUSH_PROMISE = 7, 8, 5
-GREETING = PREFACE + frame(SETTINGS)
-EACH, HANG = f"/{SERVICE}/Each", f"/{SERVICE}/Hang"
+GOAWAY, PUSH_PROMISE = 7, 5
 WIDEN_AND_NARROW = b"".join(frame(SETTINGS, payload=struct.pack(">HI", 4, size)) for size in (65_535, 65_536))
 PROTOCOL, FLOW, SIZE, COMPRESSION, CALM = 1, 3, 6, 9, 11
 
@@ -36,10 +37,6 @@ PROTOCOL, FLOW, SIZE, COMPRESSION, CALM = 1, 3, 6, 9, 11
 def channel(port: int, *options: tuple[str, Any], **more: Any) -> Any:
     options = (("grpc.use_local_subchannel_pool", 1), *options)
     return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options, **more)
-
-
-def prefixed(message: bytes) -> bytes:
-    return b"\x00" + len(message).to_bytes(4, "big") + message
 
 
 async def failure(call: Any) -> Any:

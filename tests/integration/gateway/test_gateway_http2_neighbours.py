@@ -4,30 +4,24 @@ import struct
 from typing import Any
 
 import pytest
-from tests.support.echo_server import SERVICE, echo_server
+from tests.support.echo_server import EACH, HANG, SERVICE, echo_server
 from tests.support.gateway_rig import until
 from tests.support.raw_grpc import (
     DATA,
     END_HEADERS,
+    GREETING,
     HEADERS,
     PING,
-    PREFACE,
     RST_STREAM,
-    SETTINGS,
+    WINDOW_UPDATE,
     RawHttp2,
     call,
     fields,
     frame,
+    prefixed,
 )
 
-WINDOW_UPDATE = 8
 PROTOCOL = 1
-GREETING = PREFACE + frame(SETTINGS)
-EACH, HANG = f"/{SERVICE}/Each", f"/{SERVICE}/Hang"
-
-
-def prefixed(message: bytes) -> bytes:
-    return b"\x00" + len(message).to_bytes(4, "big") + message
 
 
 @pytest.mark.parametrize(

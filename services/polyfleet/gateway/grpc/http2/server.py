@@ -18,6 +18,7 @@ from polyfleet.gateway.grpc.http2.heads import Head, Metadata
 from polyfleet.gateway.pace import Pace
 from polyfleet.gateway.ports.acceptor import Acceptor
 from polyfleet.gateway.ports.doors import Doors
+from polyfleet.process.tasks import end
 
 LOOK_SECONDS = 0.5
 GRACE_SECONDS = 1.0  # for a connection without calls to go away by itself, once it was told to
@@ -204,9 +205,7 @@ class Http2Server:
             self._begin()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
         await self._close()
 
     async def _close(self) -> None:
