@@ -103,7 +103,11 @@ class MonitoredFleet:
 def vendor_workers(stack: ServeProcess, folder: Path) -> Iterator[Callable[[], None]]:
     """A worker of every vendor in the stack's fleet, as long as the block lasts; what is given fails once they end."""
     command = [sys.executable, "-m", "tests.support.vendor_workers", stack.fleet, str(folder)]
-    environment = {**os.environ, FLEET_TOKEN_FILE: str(stack.state_dir / "fleet.token")}
+    token = stack.state_dir / "fleet.token"
+    wait_for(
+        lambda: token.exists() or not stack.running, "the stack's fleet token"
+    )  # a worker without one ends at once
+    environment = {**os.environ, FLEET_TOKEN_FILE: str(token)}
     with (folder / "workers.log").open("w") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment)
 
