@@ -59,6 +59,51 @@ def test_unknown_architectures_name_those_that_are_known(tmp_path: Path, name: s
     assert f"; the nearest is {nearest}" in message
 
 
+@pytest.mark.parametrize(
+    ("kinds", "model_type", "problem"),
+    [
+        (None, None, "names neither architectures nor a model_type"),
+        ([], "exaone9", "the architecture exaone9 is not supported"),
+        (
+            ["LlamaForCausalLM"],
+            "exaone",
+            "names LlamaForCausalLM, but model_type 'exaone' is that of ExaoneForCausalLM",
+        ),
+        (
+            ["LlamaForCausalLM", "MistralForCausalLM"],
+            None,
+            "names several models (LlamaForCausalLM, MistralForCausalLM)",
+        ),
+        (["OwnModel", "Qwen2ForCausalLM"], "llama", "model_type 'llama' is that of LlamaForCausalLM"),
+    ],
+)
+def test_what_a_model_is_has_to_be_stated_without_contradiction(
+    tmp_path: Path, kinds: list[str] | None, model_type: str | None, problem: str
+) -> None:
+    folder = stated(write_folder(tmp_path / "model", SHAPE), {"architectures": kinds, "model_type": model_type})
+    assert problem in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "model_type"),
+    [
+        (None, "llama"),
+        ([], "llama"),
+        (["LlamaForCausalLM"], None),
+        (["LlamaForCausalLM"], "own"),  # which nobody knows
+        (["OwnForCausalLM", "LlamaForCausalLM"], "llama"),
+        (["MistralForCausalLM", "LlamaForCausalLM"], "llama"),  # both agree on one of them
+        (["LlamaModel", "LlamaForCausalLM"], None),
+    ],
+)
+def test_what_a_model_is_is_found_by_all_that_is_stated(
+    tmp_path: Path, kinds: list[str] | None, model_type: str | None
+) -> None:
+    folder = stated(write_folder(tmp_path / "model", SHAPE), {"architectures": kinds, "model_type": model_type})
+    config = load_model(folder).config
+    assert (config.architecture, config.embeds_only) == ("llama", False)
+
+
 def test_code_of_a_folder_is_never_executed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     code = {"auto_map": {"AutoModelForCausalLM": "modeling.Own"}}
     folder = stated(write_folder(tmp_path / "model", SHAPE), code)
@@ -85,7 +130,7 @@ def test_vocabulary_larger_than_the_embedding(tmp_path: Path) -> None:
     ],
 )
 def test_keys_that_an_architecture_does_not_know(tmp_path: Path, kind: str, change: dict[str, Any], key: str) -> None:
-    folder = stated(write_folder(tmp_path / "model", SHAPE), {"architectures": [kind], **change})
+    folder = stated(write_folder(tmp_path / "model", SHAPE), {"architectures": [kind], "model_type": None, **change})
     assert key in refused(folder)
 
 

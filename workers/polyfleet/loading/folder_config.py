@@ -58,7 +58,7 @@ def _ranking(folder: Path, fields: Fields, config: ModelConfig) -> ModelConfig:
 def _architecture(fields: Fields) -> Architecture:
     names = fields.items("architectures") if fields.has("architectures") else []
     try:
-        architecture = of_folder(map(str, names), fields.text("model_type", "llama"))
+        architecture = of_folder(map(str, names), fields.text("model_type", ""))
     except UnknownArchitecture as error:
         raise fields.error(f"{error}; {NO_CODE}" if fields.has("auto_map") else str(error)) from None
     return architecture

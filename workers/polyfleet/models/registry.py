@@ -60,15 +60,26 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 class UnknownArchitecture(ValueError):
-    """None of the names is that of a supported architecture; half a sentence that says which there are."""
+    """The names are not those of one supported architecture; half a sentence that says why, and which there are."""
 
 
 def of_folder(classes: Iterable[str], model_type: str) -> Architecture:
-    """By the `architectures` of a config.json or, where it has none, its `model_type`."""
+    """By the `architectures` of a config.json or, where it has none, its `model_type`; both have to agree."""
     names = list(classes)
-    for each in ARCHITECTURES.values():
-        if set(names) & set(each.classes) or (not names and model_type in each.model_types):
-            return each
+    by_type = [each for each in ARCHITECTURES.values() if model_type in each.model_types]
+    found = [each for each in ARCHITECTURES.values() if set(names) & set(each.classes)] if names else by_type
+    agreeing = [each for each in found if each in by_type or not (by_type and each.model_types)]
+    if found and not agreeing:
+        stated = (
+            f"architectures names {', '.join(names)}, but model_type {model_type!r} is that of {by_type[0].classes[0]}"
+        )
+        raise UnknownArchitecture(f"{stated}: correct the one that is wrong")
+    if len(agreeing) > 1:
+        raise UnknownArchitecture(f"architectures names several models ({', '.join(names)}): leave the one that it is")
+    if agreeing:
+        return agreeing[0]
+    if not names and not model_type:
+        raise UnknownArchitecture("names neither architectures nor a model_type: what the model computes is not known")
     supported = [name for each in ARCHITECTURES.values() for name in each.classes]
     raise UnknownArchitecture(_unknown(", ".join(names) or model_type, supported))
 
