@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable
 
 import click
 
+from polyfleet.process.within import Within
+
 Address = tuple[str, int]
 Attack = Callable[[Address, Address], Awaitable[None]]
 MEGABYTE = b"a" * 1_000_000
@@ -89,7 +91,8 @@ async def measure(name: str, http: Address, attack: tuple[str, ...], seconds: fl
     times, failed, end = [], 0, time.monotonic() + seconds
     while time.monotonic() < end:
         try:
-            times.append(await asyncio.wait_for(healthz(http), 10))
+            with Within(10):
+                times.append(await healthz(http))
         except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError):
             failed += 1
         await asyncio.sleep(0.01)

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from polyfleet.process.within import Within
+
 PATIENCE_SECONDS = 10.0
 HALF_OPEN = 200
 PROMPT_BYTES = 3_900_000
@@ -26,7 +28,8 @@ async def headers(http: str, grpc: str) -> None:
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
         for _ in range(100):
             writer.write(b"X-A: " + b"a" * 60_000 + b"\r\n")
-            await asyncio.wait_for(writer.drain(), PATIENCE_SECONDS)
+            with Within(PATIENCE_SECONDS):
+                await writer.drain()
     finally:
         writer.close()
 
@@ -69,7 +72,8 @@ async def bodies(http: str, grpc: str) -> None:
     reader, writer = await _open(http)
     try:
         writer.write(HEAD % (b"completions", PROMPT_BYTES) + b'{"prompt": "')
-        await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)
+        with Within(PATIENCE_SECONDS):
+            await reader.read()
     finally:
         writer.close()
 
@@ -80,7 +84,8 @@ async def garbage(http: str, grpc: str) -> None:
         reader, writer = await _open(address)
         try:
             writer.write(os.urandom(4096))
-            await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)
+            with Within(PATIENCE_SECONDS):
+                await reader.read()
         finally:
             writer.close()
 
@@ -111,7 +116,8 @@ async def _post(http: str, path: bytes, body: bytes) -> None:
     reader, writer = await _open(http)
     try:
         writer.write(HEAD % (path, len(body)) + body)
-        await asyncio.wait_for(reader.readline(), PATIENCE_SECONDS)
+        with Within(PATIENCE_SECONDS):
+            await reader.readline()
     finally:
         writer.close()
 

@@ -18,6 +18,7 @@ import psutil
 
 from polyfleet.cli.stack.settings import bundled_model
 from polyfleet.process.listening import free_addresses
+from polyfleet.process.within import Within
 
 READY = "Ctrl-C stops everything."
 PATIENCE_SECONDS = 300.0
@@ -175,7 +176,8 @@ class Helper:
 
     async def __aexit__(self, *_: object) -> None:
         try:
-            printed = (await asyncio.wait_for(self._process.communicate(b""), STOP_SECONDS))[0]
+            with Within(STOP_SECONDS):
+                printed = (await self._process.communicate(b""))[0]
         except asyncio.TimeoutError:
             self._process.kill()
             raise StackError(f"{self._command[1]} did not end") from None

@@ -10,6 +10,7 @@ from tests.support.gateway_rig import GatewayRig, text_worker, until
 from tests.support.watched_log import no_faults_logged
 
 from polyfleet.gateway.http.errors import ErrorBody
+from polyfleet.process.within import Within
 
 SEED = 20_253
 AT_ONCE = 16
@@ -60,7 +61,8 @@ async def answer(rig: GatewayRig, case: BadRequest) -> bytes:
 
 async def _read_or_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
     try:
-        return await asyncio.wait_for(reader.read(65536), SILENCE_SECONDS)
+        with Within(SILENCE_SECONDS):
+            return await reader.read(65536)
     except asyncio.TimeoutError:  # in 3.10 not yet the built-in one
         writer.write_eof()
         return await reader.read(65536)

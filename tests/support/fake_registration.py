@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from polyfleet.process.within import Within
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
 from polyfleet.wire.limits import ASSET_CHUNK_BYTES
@@ -66,8 +67,8 @@ class FakeRegistration:
                     announced = self._worker.info()
                     await self._send(call, pb.RegisterRequest(info=announced))
                 await self._send(call, pb.RegisterRequest(status=self._worker.status()))
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._worker.changed.wait(), REPORT_SECONDS)
+                with contextlib.suppress(asyncio.TimeoutError), Within(REPORT_SECONDS):
+                    await self._worker.changed.wait()
         finally:
             answers.cancel()
             await asyncio.gather(answers, return_exceptions=True)

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 
+from polyfleet.process.within import Within
+
 
 class Revision:
     """Many tasks of one event loop may wait; each compares with the number it last saw, so none misses a change."""
@@ -20,6 +22,6 @@ class Revision:
     async def wait(self, seen: int, timeout: float | None = None) -> int:
         """The number, as soon as it is not `seen`, at the latest after `timeout` seconds (None: for ever)."""
         if self.number == seen:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), timeout)
+            with contextlib.suppress(asyncio.TimeoutError), Within(timeout):
+                await self._changed.wait()
         return self.number

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
@@ -111,8 +110,7 @@ class Console:
         """End streams and pages."""
         await self.view.stop()
         self._server.should_exit = True
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._tasks[0]), STOP_SECONDS + 1)
+        await asyncio.wait(self._tasks[:1], timeout=STOP_SECONDS + 1)
         await end(*self._tasks)
         await self.view.link.close()
 

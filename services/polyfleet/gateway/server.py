@@ -44,6 +44,7 @@ from polyfleet.process.listening import parse_address
 from polyfleet.process.refusing import Objection
 from polyfleet.process.servers import connection_share, raise_descriptor_limit
 from polyfleet.process.tasks import end
+from polyfleet.process.within import Within
 from polyfleet.wire.auth import fleet_objection
 from polyfleet.wire.ids import new_id
 
@@ -149,8 +150,8 @@ class Gateway:
         while True:
             changed.clear()
             await self.grpc.show_health()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(changed.wait(), HEALTH_SECONDS)
+            with contextlib.suppress(asyncio.TimeoutError), Within(HEALTH_SECONDS):
+                await changed.wait()
 
     async def _follow_certificate(self) -> None:
         """Serve a renewed certificate."""
@@ -186,8 +187,8 @@ class Gateway:
         self.http.let_go()
         await asyncio.gather(self.grpc.stop(STOP_SECONDS), self.http.stop(), self.monitoring.stop())
         await end(*self._tasks)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._reporter.report(), STOP_SECONDS)
+        with contextlib.suppress(asyncio.TimeoutError), Within(STOP_SECONDS):
+            await self._reporter.report()
         await self._tokenizers.close()
         await self.view.close()
         self.ledger.check()

@@ -13,6 +13,7 @@ import grpc
 
 from polyfleet.convert.assets import asset_chunks
 from polyfleet.process.channels import FleetAccess
+from polyfleet.process.within import Within
 from polyfleet.scheduler.aborts import abort_invalid, abort_not_found, abort_unwritten
 from polyfleet.scheduler.deployments.adapter_calls import AdapterCalls
 from polyfleet.scheduler.deployments.adapters import AdapterDesk
@@ -238,6 +239,10 @@ class FleetService(
 async def _patiently(requests: AsyncIterator[pb.RegisterRequest]) -> AsyncIterator[pb.RegisterRequest]:
     """The requests. Raises TimeoutError when the next one is too long in coming."""
     source, seconds = aiter(requests), FIRST_SECONDS
-    while (request := await asyncio.wait_for(anext(source, None), seconds)) is not None:
+    while True:
+        with Within(seconds):
+            request = await anext(source, None)
+        if request is None:
+            return
         yield request
         seconds = SILENT_SECONDS

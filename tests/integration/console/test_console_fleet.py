@@ -10,6 +10,7 @@ from tests.support.console_rig import ConsoleRig, device, submit, with_devices
 from tests.support.fake_worker import FakeWorker
 from tests.support.running_scheduler import Running, start, stop
 
+from polyfleet.process.within import Within
 from polyfleet.v1 import fleet_pb2, operations_pb2
 
 HOSTILE = '<img src=x onerror="alert(1)">'
@@ -87,7 +88,8 @@ async def test_a_live_page_hears_what_changes(running: Running, rig: ConsoleRig)
 
     rig.view.start()
     viewer = asyncio.create_task(rig.app(scope | {"server": ("localhost", 80)}, receive, send))
-    first = await asyncio.wait_for(sent.get(), 30)
+    with Within(30):
+        first = await sent.get()
     assert [line for line in first.split(b"\n") if line.startswith(b"event: ")] == [
         b"event: tiles",
         b"event: conditions",
@@ -96,10 +98,12 @@ async def test_a_live_page_hears_what_changes(running: Running, rig: ConsoleRig)
         b"event: workers",
     ]
     async with FakeWorker("w-late", "small", fleet=running.address):
-        while b"w-late" not in await asyncio.wait_for(sent.get(), 30):
-            pass
+        with Within(30):
+            while b"w-late" not in await sent.get():
+                pass
     gone.set()
-    await asyncio.wait_for(viewer, 30)
+    with Within(30):
+        await viewer
     await rig.view.stop()
 
 

@@ -25,6 +25,7 @@ from tests.unit.process.test_process_fleet_keys import write
 from polyfleet.gateway.agents.service import agent_problem
 from polyfleet.process import keys as process_keys
 from polyfleet.process.fleet_keys import NEEDS_KEY
+from polyfleet.process.within import Within
 from polyfleet.v1 import agents_pb2_grpc
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1.agents_pb2 import Agent
@@ -166,7 +167,8 @@ async def test_streams_of_an_agent_whose_network_goes_resume_elsewhere_and_it_co
         await until(lambda: rig.ready("here"))
         await asyncio.sleep(away)
         rig.way.heal()
-        await asyncio.wait_for(until(lambda: rig.ready("mac", "here")), back_in)
+        with Within(back_in):
+            await until(lambda: rig.ready("mac", "here"))
         assert len(rig.rig.gateway.relay) == 1, "its old joining is over"
         for each, task in zip(streams, reading, strict=True):
             assert not task.done()

@@ -12,6 +12,8 @@ from tests.support.keyed_rig import GET, WHOLE, KeyedRig, keys_file
 from tests.support.raw_http import RawConnection
 from tests.support.tls_files import write_tls_files
 
+from polyfleet.process.within import Within
+
 
 async def test_a_full_port_lets_those_go_that_wait_for_nothing(tmp_path: Path) -> None:
     async with KeyedRig(config={"keys_file": keys_file(tmp_path)}, max_connections=20) as rig:
@@ -23,7 +25,8 @@ async def test_a_full_port_lets_those_go_that_wait_for_nothing(tmp_path: Path) -
         assert rig.connections() <= 20
         assert rig.refused("full") >= 40
         assert await silent[0].rest() == b""
-        assert b"[DONE]" in await asyncio.wait_for(busy.reader.readuntil(b"[DONE]"), 60)
+        with Within(60):
+            assert b"[DONE]" in await busy.reader.readuntil(b"[DONE]")
 
 
 async def test_an_address_has_its_share(tmp_path: Path) -> None:
@@ -75,7 +78,8 @@ async def test_who_comes_at_the_last_moment_is_told_that_it_ends() -> None:
             waiting.append(client)
         await rig.gateway.stop()
         loop = asyncio.get_running_loop()
-        answers = [await asyncio.wait_for(loop.sock_recv(client, 1 << 16), 60) for client in waiting]
+        with Within(60):
+            answers = [await loop.sock_recv(client, 1 << 16) for client in waiting]
         assert {answer.split(b"\r\n")[0] for answer in answers} == {b"HTTP/1.1 503 Service Unavailable"}
         for client in waiting:
             client.close()

@@ -13,6 +13,7 @@ from bench.report import Row
 from bench.soaking.streams import Soak
 from tests.support.ports import free_addresses
 
+from polyfleet.process.within import Within
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1.fleet_pb2_grpc import FleetStub
 
@@ -76,7 +77,8 @@ async def test_the_older_one_starts_nothing_and_gateways_do_not_go_back_to_it() 
 
         try:
             run = disturbed(fleet, partition, clients=CLIENTS, tokens=60, seed=5)
-            tally, _ = await asyncio.wait_for(run, 240)
+            with Within(240):
+                tally, _ = await run
         finally:
             later.kill()
     assert (tally.wrong, tally.lost) == ([], [])

@@ -15,6 +15,7 @@ from tests.support.fake_interpreter import fake_interpreter
 from tests.support.session_client import SessionClient
 
 from polyfleet.process.channels import FleetAccess
+from polyfleet.process.within import Within
 from polyfleet.process.worker_lock import WorkerLock
 from polyfleet.scheduler.config import LaunchConfig
 from polyfleet.scheduler.launcher import spawned, worker_client
@@ -118,7 +119,8 @@ async def test_a_stopped_worker_leaves_no_process_and_no_lock(clean: Path) -> No
     family = [lock.pid, *(child.pid for child in psutil.Process(lock.pid).children(recursive=True))]
     await looking.worker.stop(grace=5.0)
     assert looking.report.phase is Phase.LEFT
-    await asyncio.wait_for(looking.task, 5.0)
+    with Within(5.0):
+        await looking.task
     assert not any(psutil.pid_exists(pid) for pid in family)
     assert not lock_path(looking.spec).exists()
 

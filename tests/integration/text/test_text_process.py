@@ -15,6 +15,7 @@ from polyfleet.gateway.errors import DeadlineExceeded, ResourceExhausted
 from polyfleet.gateway.prompts import prompts as prompts_module
 from polyfleet.gateway.prompts.prompts import LONG_CHARACTERS, Prompts
 from polyfleet.gateway.prompts.text_process import TextProcess
+from polyfleet.process.within import Within
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.process import EncodeChat, Encoded, EncodeText
 from polyfleet.text.prompt_text import PromptText
@@ -150,9 +151,10 @@ async def test_jobs_sent_ahead_survive_one_that_breaks_the_process() -> None:
 async def test_a_caller_who_leaves_gives_the_process_back() -> None:
     async with text_process(chat_template=LATER.replace("HOSTILE", FOREVER)) as process:
         await encoded(process, "fox")
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(process.run(chat("now", seconds=600.0)), 0.1)
-        assert await asyncio.wait_for(encoded(process, "fox"), 30)
+        with pytest.raises(asyncio.TimeoutError), Within(0.1):
+            await process.run(chat("now", seconds=600.0))
+        with Within(30):
+            assert await encoded(process, "fox")
 
 
 async def test_waiting_jobs_are_bounded_and_may_leave() -> None:

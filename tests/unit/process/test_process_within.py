@@ -71,3 +71,51 @@ async def test_the_inner_of_two_limits_is_the_one_that_ends() -> None:
         with pytest.raises(asyncio.TimeoutError), Within(0.001):
             await asyncio.Event().wait()
         await asyncio.sleep(0)
+
+
+async def test_who_cancels_the_task_just_when_its_inside_is_done_is_heard() -> None:
+    """What asyncio.wait_for loses before Python 3.12, so that a loop around it never ends."""
+    came = asyncio.Event()
+
+    async def work() -> None:
+        while True:
+            with Within(60.0):
+                await came.wait()
+            came.clear()
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    came.set()
+    task.cancel()
+    await asyncio.wait((task,), timeout=60)
+    assert task.cancelled()
+
+
+async def test_a_limit_in_the_clean_up_of_a_cancelled_task_times_out() -> None:
+    async def work() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            with pytest.raises(asyncio.TimeoutError), Within(0.001):
+                await asyncio.Event().wait()
+            return "cleaned up"
+        return ""
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await task == "cleaned up"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="before Python 3.11 a task does not count who cancels it")
+async def test_an_inside_that_keeps_its_cancellation_to_itself_leaves_none_counted() -> None:
+    with Within(0.001), pytest.raises(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    task = asyncio.current_task()
+    assert task
+    assert task.cancelling() == 0  # type: ignore[attr-defined,unused-ignore]
+
+
+async def test_no_limit() -> None:
+    with Within(None):
+        await asyncio.sleep(0)

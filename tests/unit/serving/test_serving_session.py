@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from polyfleet.process.within import Within
 from polyfleet.serving.service import WorkerService
 from polyfleet.serving.session import EVENT_BYTES, MAX_DELTA_TOKENS, MAX_UNREAD_DELTAS, NEWS_SECONDS, GatewaySession
 from polyfleet.v1 import inference_pb2 as inference
@@ -35,13 +36,15 @@ async def test_news_of_one_sequence_grows_together_while_nobody_reads() -> None:
 async def test_who_has_nothing_to_hear_hears_soon_of_what_others_began() -> None:
     session = GatewaySession()
     session.hear_soon()  # before it waits, and while it does
-    assert await asyncio.wait_for(session.take(3600), 10) == []
+    with Within(10):
+        assert await session.take(3600) == []
     waits = asyncio.create_task(session.take(3600))
     await asyncio.sleep(0)
     session.hear_soon()
-    assert await asyncio.wait_for(waits, 10) == []
-    with pytest.raises(asyncio.TimeoutError):  # that was all
-        await asyncio.wait_for(session.take(3600), 2 * NEWS_SECONDS)
+    with Within(10):
+        assert await waits == []
+    with pytest.raises(asyncio.TimeoutError), Within(2 * NEWS_SECONDS):  # that was all
+        await session.take(3600)
 
 
 async def test_a_taken_delta_is_not_touched_again() -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from polyfleet.engine.canary import CanaryResult, CanaryVerdict
+from polyfleet.process.within import Within
 from polyfleet.serving.health.watchdog import SILENT, EngineWatchdog, WatchdogLimits
 
 LIMITS = WatchdogLimits(canary_interval=0.01, stall_timeout=0.04, replace_after=3)
@@ -38,8 +39,8 @@ async def watched(verdict: CanaryVerdict | None, seconds: float) -> list[str]:
     engine: Any = SimpleNamespace(heard=asyncio.get_running_loop().time(), stopped=False)
     watchdog = EngineWatchdog(worker, lifecycle, LIMITS)  # type: ignore[arg-type]
     watchdog.begin(verdict)
-    with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(watchdog.watch(engine), seconds)
+    with suppress(asyncio.TimeoutError), Within(seconds):
+        await watchdog.watch(engine)
     return worker.done
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from polyfleet.loading.sources import check_is_here
 from polyfleet.models.errors import ModelFileError
+from polyfleet.process.within import Within
 from polyfleet.wire.options import EngineOptions, OptionValue
 
 INSPECTION_SECONDS = 120.0
@@ -57,7 +58,8 @@ async def inspect(request: InspectionRequest) -> str:
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         talk = process.communicate(msgspec.json.encode(request))
-        said, complaint = await asyncio.wait_for(talk, INSPECTION_SECONDS)
+        with Within(INSPECTION_SECONDS):
+            said, complaint = await talk
     except asyncio.TimeoutError:
         text = f"The model {request.source}: its files could not be read within {INSPECTION_SECONDS:.0f} s."
         raise InspectionError(text) from None

@@ -14,6 +14,7 @@ from typing import Any
 from polyfleet.convert.assets import asset_chunks
 from polyfleet.process.channels import FLEET_CHANNEL, FleetAccess
 from polyfleet.process.keys import Role
+from polyfleet.process.within import Within
 from polyfleet.serving.device_report import device_report
 from polyfleet.serving.health.device_watch import DeviceState
 from polyfleet.serving.worker import Worker
@@ -82,8 +83,8 @@ class Registration:
         if self._heard or dial:
             self._leaving = True
             self._worker.revision.advance()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._left.wait(), timeout)
+            with contextlib.suppress(asyncio.TimeoutError), Within(timeout):
+                await self._left.wait()
 
     async def _dial(self) -> str:
         """One stream, until it ends; why it ended."""

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 from polyfleet.engine.facts import EngineStatus
 from polyfleet.process.revision import Revision
+from polyfleet.process.tasks import end
+from polyfleet.process.within import Within
 from polyfleet.serving.adapters import ServedAdapters
 from polyfleet.serving.admission import Admission
 from polyfleet.serving.convert import model_info_of, options_of, status_of
@@ -216,10 +218,7 @@ class Worker:
 
     async def close(self) -> None:
         """Cancel what runs and end the engine process; for the process's end, when the state says why already."""
-        for task in (self._loading, self._replacing):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait([task])
+        await end(*filter(None, (self._loading, self._replacing)))
         self._loading = self._replacing = None
         self.router.fail_all(UNAVAILABLE, "The worker unloads its model.")
         await self._end_engine()
@@ -228,9 +227,7 @@ class Worker:
 
     async def _end_engine(self) -> bool:
         """Whether the engine process is gone."""
-        for task in (self._news, self._watching):
-            if task is not None:
-                task.cancel()
+        await end(*filter(None, (self._news, self._watching)))
         self._news = self._watching = None
         gone = self._engine is None or await self._engine.stop()
         self._engine = None
@@ -250,7 +247,8 @@ class Worker:
             return
         limit = self._limits.reload_limit(self._load_seconds)
         try:
-            await asyncio.wait_for(self._load(spec, lambda *_: None, again=True), limit)
+            with Within(limit):
+                await self._load(spec, lambda *_: None, again=True)
         except asyncio.TimeoutError:
             self.fail(f"The engine process can't be replaced: the new one did not load the model within {limit:.0f} s.")
         except LoadError as error:

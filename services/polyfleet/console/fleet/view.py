@@ -13,6 +13,7 @@ from polyfleet.console.fleet.link import FleetLink, FleetProblem
 from polyfleet.console.fleet.prometheus import Prometheus
 from polyfleet.console.fleet.words import UNHEARD, state_word
 from polyfleet.process.revision import Revision
+from polyfleet.process.within import Within
 from polyfleet.v1 import fleet_pb2, operations_pb2
 
 POLL_SECONDS = 1.0  # while somebody looks
@@ -145,5 +146,5 @@ class FleetView:
             if self._viewers:
                 await asyncio.sleep(POLL_SECONDS)
             else:
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._looked.wait(), IDLE_SECONDS)
+                with suppress(asyncio.TimeoutError), Within(IDLE_SECONDS):
+                    await self._looked.wait()

@@ -10,6 +10,7 @@ import grpc
 from polyfleet.gateway.agents.relay import AgentRelay, Connection, FullRelay, JoinedAgent, TakenName
 from polyfleet.process.carrying import BEAT_SECONDS, Silence, carry, first_of
 from polyfleet.process.refusing import Objection
+from polyfleet.process.within import Within
 from polyfleet.v1 import agents_pb2 as pb
 from polyfleet.v1 import agents_pb2_grpc
 from polyfleet.wire.auth import Metadata
@@ -104,14 +105,16 @@ class AgentsService(agents_pb2_grpc.AgentsServicer):  # type: ignore[misc]
         if number:
             return joined.take(number)
         try:
-            return await asyncio.wait_for(asyncio.open_connection(*self._relay.fleet), FIRST_SECONDS)
+            with Within(FIRST_SECONDS):
+                return await asyncio.open_connection(*self._relay.fleet)
         except (OSError, asyncio.TimeoutError):
             return None
 
 
 async def _first(source: AsyncIterator[Any], context: Any) -> Any:
     try:
-        first = await asyncio.wait_for(anext(source, None), FIRST_SECONDS)
+        with Within(FIRST_SECONDS):
+            first = await anext(source, None)
     except asyncio.TimeoutError:
         first = None
     if first is None:
@@ -123,7 +126,8 @@ async def _tell(joined: JoinedAgent, context: Any) -> None:
     """What is to be carried, as it comes, and a heartbeat."""
     while True:
         try:
-            message = await asyncio.wait_for(joined.opened.get(), BEAT_SECONDS)
+            with Within(BEAT_SECONDS):
+                message = await joined.opened.get()
         except asyncio.TimeoutError:
             message = pb.JoinResponse()
         await context.write(message)

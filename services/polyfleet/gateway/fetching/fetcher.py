@@ -13,6 +13,7 @@ from prometheus_client import Histogram
 
 from polyfleet.gateway.fetching.hosts import ImageHost, find_host, port_of
 from polyfleet.gateway.fetching.reply import Reply
+from polyfleet.process.within import Within
 from polyfleet.wire.limits import FieldError
 
 MAX_REDIRECTS = 3
@@ -72,7 +73,8 @@ class ImageFetcher:
     async def _within(self, work: Awaitable[bytes]) -> bytes:
         async with self._turn:
             try:
-                return await asyncio.wait_for(work, self._seconds)
+                with Within(self._seconds):
+                    return await work
             except asyncio.TimeoutError:
                 raise FieldError("", f"took longer than {self._seconds:g} s to fetch") from None
             except ssl.SSLCertVerificationError as error:

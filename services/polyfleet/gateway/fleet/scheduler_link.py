@@ -11,6 +11,7 @@ from polyfleet.gateway.fleet.asset_fetch import fetch_asset
 from polyfleet.gateway.fleet.lives import Lives
 from polyfleet.process.channels import FLEET_CHANNEL, FleetAccess
 from polyfleet.process.keys import Role
+from polyfleet.process.within import Within
 from polyfleet.v1 import fleet_pb2, fleet_pb2_grpc
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES, MAX_SNAPSHOT_BYTES
 
@@ -81,7 +82,8 @@ class SchedulerLink:
             )
             call = watch(request, metadata=self._metadata)
             while True:
-                snapshot = await asyncio.wait_for(call.read(), SILENCE_SECONDS)
+                with Within(SILENCE_SECONDS):
+                    snapshot = await call.read()
                 if not isinstance(snapshot, fleet_pb2.FleetSnapshotParts):
                     return
                 yield snapshot

@@ -8,6 +8,7 @@ from google.protobuf import any_pb2, duration_pb2, message
 from google.rpc import error_details_pb2, status_pb2
 
 from polyfleet.gateway.errors import ApiError
+from polyfleet.process.within import Within
 
 STATUSES = {status.value[0]: status for status in grpc.StatusCode}
 MAX_MESSAGE_CHARACTERS = 1024  # trailers have to stay below 8 KB
@@ -25,7 +26,8 @@ async def abort(context: Any, error: ApiError) -> None:
     status = status_pb2.Status(code=int(error.code), message=text, details=[_packed(each) for each in _details(error)])
     trailers = (("grpc-status-details-bin", status.SerializeToString()),) if status.details else ()
     try:
-        await asyncio.wait_for(context.abort(STATUSES[int(error.code)], text, trailers), STATUS_SECONDS)
+        with Within(STATUS_SECONDS):
+            await context.abort(STATUSES[int(error.code)], text, trailers)
     except (asyncio.TimeoutError, grpc.aio.InternalError, grpc.aio.UsageError):
         raise asyncio.CancelledError from None
 

@@ -11,6 +11,7 @@ from polyfleet.gateway.fleet.view import FleetView, ModelFacts
 from polyfleet.gateway.prompts.prompts import Prompts
 from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
 from polyfleet.placement.fleet import Revision
+from polyfleet.process.within import Within
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.model_text import ModelText
 from polyfleet.v1 import inference_pb2
@@ -105,7 +106,8 @@ class Models:
         patience = self._queue.patience(model)
         with self._queue.seat(model):
             try:
-                return await asyncio.wait_for(self._wait(name, key), min(seconds_left, patience))
+                with Within(min(seconds_left, patience)):
+                    return await self._wait(name, key)
             except asyncio.TimeoutError:
                 reason = self._look(name, key)
         if isinstance(reason, ServedModel):

@@ -12,6 +12,7 @@ from polyfleet.gateway.demand import Demand
 from polyfleet.gateway.recent import RecentRequests
 from polyfleet.gateway.tenants.quotas import Lease, Quotas
 from polyfleet.gateway.tenants.usage import UsageBook
+from polyfleet.process.within import Within
 from polyfleet.v1 import fleet_pb2 as pb
 
 REPORT_SECONDS = 2.0
@@ -41,8 +42,8 @@ class UsageReporter:
         while True:
             await self.report()
             await asyncio.sleep(SHORTEST_PAUSE_SECONDS)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._demand.urgent.wait(), REPORT_SECONDS - SHORTEST_PAUSE_SECONDS)
+            with contextlib.suppress(asyncio.TimeoutError), Within(REPORT_SECONDS - SHORTEST_PAUSE_SECONDS):
+                await self._demand.urgent.wait()
             self._demand.urgent.clear()
 
     async def report(self) -> None:

@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from polyfleet.process.within import Within
 from polyfleet.scheduler.cluster.cluster import ClusterError, Node
 from polyfleet.scheduler.config import RESOURCE_PREFIX
 from polyfleet.scheduler.launcher.launch import LauncherReport, LaunchSpec
@@ -99,7 +100,8 @@ class RayCluster:
         revision = -1
         while True:
             try:
-                report = await asyncio.wait_for(_result(handle.next_report.remote(revision)), REPORT_SECONDS)
+                with Within(REPORT_SECONDS):
+                    report = await _result(handle.next_report.remote(revision))
             except ActorDiedError as error:
                 log.error("A launcher died: %s", error, extra={"worker_id": launcher_id})
                 self._handles.pop(launcher_id, None)
@@ -111,7 +113,7 @@ class RayCluster:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             if self._handles.get(launcher_id) is not handle:
-                return  # ended meanwhile; wait_for may swallow the cancellation when a report comes with it
+                return  # ended meanwhile
             if report != self._reports.get(launcher_id):
                 self._reports[launcher_id] = report
                 self._on_change()

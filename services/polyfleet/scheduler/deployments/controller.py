@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from polyfleet.process.channels import FleetAccess
+from polyfleet.process.within import Within
 from polyfleet.scheduler.cluster.cluster import Cluster, ClusterError, Node
 from polyfleet.scheduler.config import SchedulerConfig, fleet_id
 from polyfleet.scheduler.deployments.adapters import AdapterChange, adapter_changes, tell
@@ -114,8 +115,8 @@ class Controller:
                     log.warning("%s Nothing is started or stopped meanwhile.", error)
                 except Exception:  # a fault of ours must not end the loop that looks after the fleet
                     log.exception("Reconciling failed and is tried again.")
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._poked.wait(), TICK_SECONDS)
+                with contextlib.suppress(asyncio.TimeoutError), Within(TICK_SECONDS):
+                    await self._poked.wait()
         finally:
             sweeper.cancel()
 

@@ -12,6 +12,7 @@ import time
 import grpc
 
 from polyfleet.process.channels import FleetAccess
+from polyfleet.process.within import Within
 from polyfleet.scheduler.launcher.backoff import Backoff
 from polyfleet.scheduler.launcher.latest_report import LatestReport
 from polyfleet.scheduler.launcher.launch import LaunchSpec, Phase
@@ -106,8 +107,8 @@ class AttachedWorker:
         log.warning("A call to the worker failed.", extra={"address": address, "code": str(error.code())})
 
     async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._stop.wait(), seconds)
+        with contextlib.suppress(asyncio.TimeoutError), Within(seconds):
+            await self._stop.wait()
 
     async def stop(self, grace: float) -> None:
         """Let the worker finish for at most `grace` seconds and free its model; it stays, without one."""

@@ -8,6 +8,7 @@ import time
 import grpc
 
 from polyfleet.process.channels import FleetAccess
+from polyfleet.process.within import Within
 from polyfleet.scheduler.launcher.backoff import Backoff
 from polyfleet.scheduler.launcher.latest_report import LatestReport
 from polyfleet.scheduler.launcher.launch import LaunchSpec, Phase
@@ -41,8 +42,8 @@ class SpawnedWorker:
             delay = backoff.delay_after(time.monotonic() - began)
             log.warning("%s It is started again in %.1f s.", reason, delay)
             self._latest.publish(Phase.FAILED, reason=reason, restarted=True)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), delay)
+            with contextlib.suppress(asyncio.TimeoutError), Within(delay):
+                await self._stop.wait()
         self._latest.publish(Phase.LEFT)
         self._left.set()
 
@@ -112,6 +113,6 @@ class SpawnedWorker:
         process.terminate()
 
     async def _has_left(self, seconds: float) -> bool:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._left.wait(), seconds)
+        with contextlib.suppress(asyncio.TimeoutError), Within(seconds):
+            await self._left.wait()
         return self._left.is_set()

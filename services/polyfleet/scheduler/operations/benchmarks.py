@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from polyfleet.process.within import Within
 from polyfleet.scheduler.config import SchedulerConfig
 from polyfleet.v1 import operations_pb2 as pb
 from polyfleet.wire.ids import new_id
@@ -111,7 +112,8 @@ class BenchmarkDesk:
     async def _run(self, job: pb.Benchmark) -> None:
         """From its start to its end, whichever."""
         try:
-            problem = await asyncio.wait_for(self._follow(job), job.plan.seconds + GRACE_SECONDS)
+            with Within(job.plan.seconds + GRACE_SECONDS):
+                problem = await self._follow(job)
             job.state = pb.BENCHMARK_STATE_FAILED if problem else pb.BENCHMARK_STATE_FINISHED
             job.problem = problem
         except asyncio.TimeoutError:

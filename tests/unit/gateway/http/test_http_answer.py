@@ -13,6 +13,7 @@ from polyfleet.gateway.http.openai import answer as answer_module
 from polyfleet.gateway.http.openai.answer import Admission, Answer
 from polyfleet.gateway.http.openai.shapes import ChatShape
 from polyfleet.gateway.http.openai.writer import CompletionWriter
+from polyfleet.process.within import Within
 from polyfleet.wire.answers import Delta, FinishReason, Usage
 
 SECONDS = 10.0  # against hanging
@@ -59,7 +60,8 @@ class Client:
     async def until(self, body: bytes, times: int = 1) -> None:
         while self.body.count(body) < times:
             self._news.clear()
-            await asyncio.wait_for(self._news.wait(), SECONDS)
+            with Within(SECONDS):
+                await self._news.wait()
 
     @property
     def body(self) -> bytes:

@@ -8,6 +8,7 @@ from uvicorn import Config
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.http.connection import server
 from polyfleet.gateway.ports.doors import Doors
+from polyfleet.process.within import Within
 
 
 async def test_a_server_at_rest_wakes_for_the_date_alone_and_ends_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,4 +21,5 @@ async def test_a_server_at_rest_wakes_for_the_date_alone_and_ends_when_told(monk
     ((name, _),) = served.server_state.default_headers
     assert (name, running.done()) == (b"date", False)
     served.exit()
-    await asyncio.wait_for(running, 60)
+    with Within(60):
+        await running

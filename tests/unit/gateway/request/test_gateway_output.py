@@ -18,6 +18,7 @@ from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.accounts import Accounts
 from polyfleet.gateway.request.inbox import Inbox, Parcel
 from polyfleet.gateway.request.output import ChoiceOutput, RequestOutput
+from polyfleet.process.within import Within
 from polyfleet.text.answer.channels import ChannelParser
 from polyfleet.text.answer.parser import REASONING_TAGS, AnswerParser
 from polyfleet.text.model_text import ModelText
@@ -44,8 +45,8 @@ async def test_news_of_a_choice_are_merged_until_taken() -> None:
     inbox.num_tokens = 3
     assert [(parcel.choice, parcel.tokens) for parcel in await inbox.take()] == [(1, drawn(10, 11)), (0, drawn(20))]
     assert inbox.num_tokens == 0
-    with pytest.raises(asyncio.TimeoutError):
-        await asyncio.wait_for(inbox.take(), 0.01)
+    with pytest.raises(asyncio.TimeoutError), Within(0.01):
+        await inbox.take()
 
 
 async def test_an_error_comes_behind_the_news_and_the_first_one_counts() -> None:

@@ -1,6 +1,5 @@
 """Pools that the scheduler scales, against an API server that answers as Kubernetes does."""
 
-import asyncio
 import json
 import ssl
 import threading
@@ -13,6 +12,7 @@ import pytest
 from tests.support.launch_records import record
 from tests.support.tls_files import write_tls_files
 
+from polyfleet.process.within import Within
 from polyfleet.scheduler.cluster.kubernetes import KubernetesError, Replicas
 from polyfleet.scheduler.config import AutoscalingConfig, PoolConfig, SchedulerConfig, pool_wishes
 from polyfleet.scheduler.deployments.pools import READ_SECONDS, PoolScaler
@@ -175,4 +175,5 @@ async def test_full_workers_of_the_pool_ask_for_more(api: Api) -> None:
 
 
 async def test_a_scaler_without_pools_ends_at_once(api: Api) -> None:
-    await asyncio.wait_for(PoolScaler({}, api.client, Registry("e"), Demand()).run(), 10)
+    with Within(10):
+        await PoolScaler({}, api.client, Registry("e"), Demand()).run()

@@ -12,6 +12,7 @@ from tests.support.fake_worker import FakeWorker
 from tests.support.running_scheduler import Running, refusal, start, states, stop
 
 from polyfleet.convert.assets import asset_chunks
+from polyfleet.process.within import Within
 from polyfleet.scheduler.config import fleet_id
 from polyfleet.scheduler.deployments import deployment_calls
 from polyfleet.v1 import fleet_pb2 as pb
@@ -51,7 +52,8 @@ async def test_a_worker_registers_gives_its_assets_once_and_gateways_get_them(ru
     assets = b"tokenizer" * 300_000  # 2.7 MB: three chunks
     async with FakeWorker("w-1", fleet=running.address, assets=assets) as first:
         await running.until(lambda s: states(s) == {"w-1": "READY"})
-        assert await asyncio.wait_for(tokenizer(running, sha256(assets).hexdigest()), 60) == assets
+        with Within(60):
+            assert await tokenizer(running, sha256(assets).hexdigest()) == assets
         assert first.registrations == 1
         async with FakeWorker("w-2", fleet=running.address, assets=assets):
             snapshot = await running.until(lambda s: states(s) == {"w-1": "READY", "w-2": "READY"})

@@ -17,6 +17,7 @@ import grpc
 from polyfleet.process.carrying import BEAT_SECONDS, Silence, carry, first_of
 from polyfleet.process.channels import FLEET_CHANNEL, FleetAccess
 from polyfleet.process.config import ConfigError
+from polyfleet.process.within import Within
 from polyfleet.serving.agent.config import JoinConfig
 from polyfleet.v1 import agents_pb2 as pb
 from polyfleet.v1 import agents_pb2_grpc
@@ -78,7 +79,8 @@ class Tunnel:
         self._stale.clear()
         async with self._channel() as channel:
             try:
-                await asyncio.wait_for(channel.channel_ready(), DIAL_SECONDS)
+                with Within(DIAL_SECONDS):
+                    await channel.channel_ready()
             except asyncio.TimeoutError:
                 return "it does not answer, or not as this agent expects (TLS?)"
             self._metadata = self._access.current_metadata()

@@ -19,6 +19,7 @@ from polyfleet.gateway.pace import Pace
 from polyfleet.gateway.ports.acceptor import Acceptor
 from polyfleet.gateway.ports.doors import Doors
 from polyfleet.process.tasks import end
+from polyfleet.process.within import Within
 
 LOOK_SECONDS = 0.5
 GRACE_SECONDS = 1.0  # for a connection without calls to go away by itself, once it was told to
@@ -217,8 +218,8 @@ class Http2Server:
         for connection in list(self._connections.values()):
             connection.close()
         if self._connections:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._empty.wait(), GRACE_SECONDS)
+            with suppress(asyncio.TimeoutError), Within(GRACE_SECONDS):
+                await self._empty.wait()
         for connection in list(self._connections.values()):
             connection.cut()
 

@@ -16,6 +16,7 @@ from polyfleet.gateway.ports.acceptor import Acceptor
 from polyfleet.gateway.ports.certificate import ServedCertificate
 from polyfleet.gateway.ports.doors import Doors, Visit
 from polyfleet.process.listening import open_socket
+from polyfleet.process.within import Within
 
 DATE_SECONDS = 1.0
 
@@ -44,8 +45,8 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         """Keep the date in answers true, once a second; uvicorn itself would wake up ten times."""
         while not await self.on_tick(0):
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._told_to_exit.wait(), DATE_SECONDS)
+            with contextlib.suppress(asyncio.TimeoutError), Within(DATE_SECONDS):
+                await self._told_to_exit.wait()
 
     async def leave(self) -> None:
         """Take the connections that wait, and no more."""
