@@ -32,11 +32,13 @@ def test_a_plans_numbers_are_padded_and_nothing_is_left_of_the_step_before(needs
     numbers = slip.filled(plan_of([7, -6], [5, 2], [30, 40], needs), 3).view(4, 3)
     assert numbers[:, :2].tolist() == [[7, -6], [5, 2], [30, 40], adapters]
     assert numbers[:, 2].tolist() == [-1] * 4
-    results = torch.zeros(9 * 4, dtype=torch.uint8)
+    results = torch.zeros(9 * 3, dtype=torch.uint8)
     results[:24].view(torch.int64)[:] = torch.tensor([70, 80, 99])
     results[24:26] = torch.tensor([1, 0])
-    drawn = slip.fetched(results, 3, 2)
+    fetched = slip.fetched(results, 3, 2)
     results.zero_()
+    drawn = fetched.to_host()
+    slip.fetched(results, 3, 2)  # another step's
     assert (drawn.token_ids.tolist(), drawn.finite.tolist()) == ([70, 80], [True, False])
 
 
@@ -57,3 +59,13 @@ def test_room_is_taken_again_when_the_device_has_done_with_it() -> None:
     for mark in marks:
         slips.next().done = mark
     assert [mark.asked for mark in marks] == [2, 2, 0, 0, 0], "with two steps under way a third one's room is free"
+
+
+def test_a_step_asks_torch_for_one_copy_and_for_no_view() -> None:
+    slip, results = Slips(1, 4, locked=False).next(), torch.zeros(9 * 3, dtype=torch.uint8)
+    plan = plan_of([7, -6], [5, 2], [30, 40], Need.NOTHING)
+    slip.filled(plan, 3)
+    with torch.profiler.profile() as found:
+        slip.filled(plan, 3)
+        slip.fetched(results, 3, 2)
+    assert [each.name for each in found.events()] == ["aten::copy_"]

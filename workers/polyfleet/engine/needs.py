@@ -24,6 +24,8 @@ OF_ROWS = int(Need.ADAPTERS)  # needs of a sequence's rows, whether or not they 
 NO_ADAPTER = -1
 NEEDS = [Need(bits) for bits in range(2 * max(Need))]
 MASKED = [bool(bits & MASKS) for bits in range(len(NEEDS))]  # by needs, for asking a Need costs many times as much
+ADAPTED = [bool(bits & OF_ROWS) for bits in range(len(NEEDS))]
+LIKELIEST = [bits in (0, OF_ROWS) for bits in range(len(NEEDS))]  # draws of the likeliest token and no more
 
 
 def needs_of_rows(adapter: int) -> Need:

@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,8 @@ from torch import Tensor
 from polyfleet.backends.accelerator import graphs_of
 from polyfleet.engine.executor import Capacity, Footprint
 from polyfleet.engine.executors import Workload
-from polyfleet.engine.plan import NOTHING, Need, StepPlan
+from polyfleet.engine.needs import ADAPTED, LIKELIEST, Need
+from polyfleet.engine.plan import NOTHING, StepPlan
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.mixing import MixedBuffers
 from polyfleet.executors.staging import Slips
@@ -186,7 +188,7 @@ class CapturedExecutor(EagerExecutor):
             count = len(plan.changed)
             self._slot_tables.index_copy_(0, moved[:count], moved[count:].view(count, -1))
         decodes = plan.num_rows == len(plan.slots) == plan.num_draws > 0
-        other = len(plan.pooled) or plan.needs & Need.OUTPUTS
+        other = len(plan.pooled) or (not LIKELIEST[plan.needs] and plan.needs & Need.OUTPUTS)
         if decodes and not other:
             return self._replay(plan)
         plain = not other and not plan.needs & Need.ADAPTERS and plan.given is None
@@ -196,23 +198,22 @@ class CapturedExecutor(EagerExecutor):
         return super()._launch(plan)
 
     def _replay(self, plan: StepPlan) -> TorchPending:
-        rows, adapted = plan.num_rows, bool(plan.needs & Need.ADAPTERS)
-        size = next(size for size in self._sizes if size >= rows)
+        rows, adapted = plan.num_rows, ADAPTED[plan.needs]
+        size = self._sizes[bisect_left(self._sizes, rows)]
         captured = self._captured_of(size, adapted)
         self._begin(plan)
-        slip = self._slips.next()
-        self._buffers.numbers[: 4 * size].copy_(slip.filled(plan, size), non_blocking=True)
+        slip, (numbers, results) = self._slips.next(), self._buffers.of(size)
+        numbers.copy_(slip.filled(plan, size), non_blocking=True)
         captured.replay()
         starts = self._every[: rows + 1]
-        shared = starts[:rows], NOTHING, captured.found[0][:rows]
-        if plan.needs not in (Need.NOTHING, Need.ADAPTERS):
+        if not LIKELIEST[plan.needs]:
             slip.done = self._mark()
             slots = upload(plan.draw_slots.astype(np.int64), self._device)
-            return TorchPending(plan.draws(), *shared, slots, starts, None, None)
-        drawn = slip.fetched(self._buffers.results, size, rows)
+            logits = captured.found[0][:rows]
+            return TorchPending(plan.draws(), starts[:rows], NOTHING, logits, slots, starts, None, None)
+        drawn = slip.fetched(results, size, rows)
         slip.done = done = self._mark()
-        slots = self._buffers.numbers[size : size + rows]
-        return TorchPending(None, *shared, slots, starts, None, None, drawn=drawn, done=done)
+        return TorchPending(None, starts[:rows], NOTHING, None, None, starts, None, None, drawn=drawn, done=done)
 
     def _begin(self, plan: StepPlan) -> None:
         self._sampler.start(plan.starts)

@@ -83,6 +83,7 @@ class EagerExecutor:
         self._adapted: Program | None = None  # of steps with adapters
         self._rows: HostRows | None = None
         self._asynchronous = self.depth > 1 and device.type != "cpu"
+        self._event: Any = torch.get_device_module(device).Event if self._asynchronous else None
         self._graph = fuse(workload.graph)
         self._adapted_graph = adapted(self._graph) if workload.options.max_adapters else None
         self.dtype, self._dtype = workload.dtype, DTYPES[workload.dtype]
@@ -159,13 +160,17 @@ class EagerExecutor:
 
     def draw(self, pending: Pending, masks: Masks | None = None) -> None:
         """Start the draws, and the way of all results to the host."""
-        if not isinstance(pending, TorchPending) or pending.logits is None or pending.draw_slots is None:
+        if not isinstance(pending, TorchPending) or pending.asked:
             raise ValueError("each step is drawn once")
+        pending.asked = True
+        if pending.drawn is not None:
+            return
+        logits, slots, draws = pending.logits, pending.draw_slots, pending.draws
         with memory_errors(), torch.inference_mode():
-            if pending.draws is not None and len(pending.draws):
-                drawn = self._sampler.draw(pending.logits, replace(pending.draws, masks=masks))
+            if draws is not None and len(draws) and logits is not None and slots is not None:
+                drawn = self._sampler.draw(logits, replace(draws, masks=masks))
                 if isinstance(drawn, DeviceDrawn):
-                    self._last_token.index_copy_(0, pending.draw_slots, drawn.token_ids)
+                    self._last_token.index_copy_(0, slots, drawn.token_ids)
                     drawn = drawn.staged()
                 pending.drawn = drawn
             if pending.sums is not None:
@@ -175,7 +180,7 @@ class EagerExecutor:
                 pending.pooled = values, finite
             pending.outputs = tuple(self._to_host(each) for each in pending.outputs)
         pending.logits = pending.draw_slots = None
-        pending.done = pending.done or self._mark()
+        pending.done = self._mark()
 
     def collect(self, pending: Pending, timeout: float) -> StepOutput:
         """Wait until the results are here; asks the device again and again, so that a hung one is noticed."""
@@ -242,9 +247,9 @@ class EagerExecutor:
 
     def _mark(self) -> Any:
         """An event behind all that the device was given so far; None where it has done it."""
-        if not self._asynchronous:
+        if self._event is None:
             return None
-        event = torch.get_device_module(self._device).Event()
+        event = self._event()
         event.record()
         return event
 

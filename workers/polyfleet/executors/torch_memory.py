@@ -1,7 +1,5 @@
 """How much memory a model takes in torch: from its shapes, and the step by which it is measured."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from traceback import clear_frames
 from typing import Any
 
@@ -101,13 +99,15 @@ def _largest(workload: Workload) -> tuple[int, int]:
     return rows, max(1, min(sequences, rows - 1))
 
 
-@contextmanager
-def memory_errors() -> Iterator[None]:
+class memory_errors:
     """MemoryError for torch's own ways to say that there is no memory; lets go what failed holds."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
-            raise
-        clear_frames(error.__traceback__)
-        raise MemoryError(str(error).partition("\n")[0]) from None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if not isinstance(error, RuntimeError):
+            return
+        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+            clear_frames(trace)
+            raise MemoryError(str(error).partition("\n")[0]) from None

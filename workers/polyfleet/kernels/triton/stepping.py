@@ -94,6 +94,13 @@ class DecodeBuffers:
         self._tables = torch.zeros((pools, rows, max_blocks), dtype=torch.int64, device=device)
         self._starts = torch.arange(rows + 1, device=device)
         self._block_size = block_size
+        self._parts: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def of(self, rows: int) -> tuple[Tensor, Tensor]:
+        """The `numbers` and `results` of a step with so many rows."""
+        if rows not in self._parts:
+            self._parts[rows] = self.numbers[: 4 * rows], self.results[: 9 * rows]
+        return self._parts[rows]
 
     def prepare(self, rows: int, slot_tables: Tensor, last_token: Tensor) -> Step:
         """The Step of the first 4 * `rows` of `numbers`; `slot_tables` is [slots, max_blocks of each pool]."""
@@ -134,6 +141,6 @@ class DecodeBuffers:
         best_kernel[(rows, parts)](logits.contiguous(), bests, where, vocabulary, LOGITS, parts, num_warps=8)
         padded = triton.next_power_of_2(parts)
         slots = self.numbers[rows : 2 * rows]
-        token_ids, finite = results_of(self.results[: 9 * rows])
+        token_ids, finite = results_of(self.of(rows)[1])
         operands = (bests, where, slots, last_token, token_ids, finite.view(torch.uint8))
         pick_kernel[(rows,)](*operands, vocabulary, parts, padded, num_warps=1)
