@@ -99,15 +99,21 @@ def late_by(placement: Placement, seconds: float) -> float:
     worker, policy = placement.worker, placement.policy
     if worker is None or not (worker.waiting_prefill_tokens or worker.running_sequences >= worker.max_sequences):
         return 0.0
-    fleet = placement.fleet
-    late = _late_in(fleet if isinstance(fleet, FleetIndex) else FleetIndex(policy, fleet), placement.request, seconds)
-    return late if late > 0 and _late_in(FleetIndex(policy, [worker]), placement.request, seconds) > 0 else 0.0
+    request, fleet = placement.request, placement.fleet
+    index = fleet if isinstance(fleet, FleetIndex) else FleetIndex(policy, fleet)
+    pool = index.pool(worker.model)
+    there = pool and pool.candidate(worker.worker_id)
+    if there and _late_of(request, [there], policy, seconds) <= 0:
+        return 0.0  # nearly always: the others need no look
+    late = _late_of(request, able(request, index), policy, seconds)
+    alone = able(request, FleetIndex(policy, [worker])) if late > 0 else []
+    return late if late > 0 and _late_of(request, alone, policy, seconds) > 0 else 0.0
 
 
-def _late_in(index: FleetIndex, request: PlacementRequest, seconds: float) -> float:
-    """By how many seconds the first token is expected after so many from the worker that gives it first."""
+def _late_of(request: PlacementRequest, kept: list[Candidate], policy: Policy, seconds: float) -> float:
+    """By how many seconds the first token is expected after so many from the one that gives it first."""
     notes = list[Judgement]()
-    best_of(request, able(request, index), index.policy, notes)
+    best_of(request, kept, policy, notes)
     return LATE_MARGIN * min((each.first for each in notes), default=0.0) - seconds
 
 

@@ -60,6 +60,11 @@ class Pool:
             found = [each for each in found if each.worker.fingerprint == fingerprint]
         return found
 
+    def candidate(self, worker_id: str) -> Candidate | None:
+        """That of one worker; None: it is not ready."""
+        self._prepare()
+        return self._list[self._places[worker_id]] if worker_id in self._workers else None
+
     @property
     def fingerprints(self) -> KeysView[str]:
         """That any of them has."""
@@ -81,8 +86,8 @@ class Pool:
         return bool(self._roles)
 
     def _prepare(self) -> None:
-        if not (self._changed or self._unknown):
-            return
+        if not self._changed:
+            return  # nor have the rates that unknown ones borrow
         fastest, slowest = self._paces() if self._unknown else ({}, NO_PACE)
         for worker_id in self._changed | self._unknown if self._list else self._workers:
             worker = self._workers[worker_id]

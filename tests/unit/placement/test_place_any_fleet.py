@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyfleet.placement.fleet import FleetSnapshot, PlacementRequest, Worker, WorkerState
-from polyfleet.placement.place import place
+from polyfleet.placement.place import LATE_MARGIN, late_by, place
 from polyfleet.placement.policy import Policy
+from polyfleet.placement.pool import FleetIndex
 
 
 def fleet(*workers: Worker) -> FleetSnapshot:
@@ -121,3 +122,33 @@ def test_more_load_never_makes_a_worker_win(
     loaded = [*workers[:index], after, *workers[index + 1 :]]
     if place(request, fleet(*loaded)).worker == after:
         assert place(request, fleet(*workers)).worker == before
+
+
+@given(requests, fleets, st.floats(-1.0, 300.0))
+def test_it_is_late_by_what_the_first_worker_to_answer_takes_too_long(
+    request: PlacementRequest, workers: list[Worker], seconds: float
+) -> None:
+    placement = place(request, fleet(*workers))
+    late = late_by(placement, seconds)
+    first = min((v.expected_wait_seconds for v in placement.verdicts if not v.dropped), default=0.0)
+    assert late == 0 or late == LATE_MARGIN * first - seconds > 0
+    if (there := placement.worker) is None:
+        assert late == 0
+        return
+    busy = there.waiting_prefill_tokens > 0 or there.running_sequences >= there.max_sequences
+    (alone,) = place(request, fleet(there)).verdicts
+    within = [LATE_MARGIN * each - seconds > 0 for each in (first, alone.expected_wait_seconds)]
+    assert (late > 0) == (busy and all(within))
+
+
+@given(requests, fleets, fleets)
+def test_a_kept_index_places_as_a_new_one(
+    request: PlacementRequest, workers: list[Worker], changed: list[Worker]
+) -> None:
+    index = FleetIndex(Policy(), workers)
+    place(request, index)
+    for each in changed:
+        index.put(each)
+    for before, after in zip(workers, changed, strict=False):
+        index.put(replace(after, worker_id=before.worker_id))
+    assert place(request, index).verdicts == place(request, FleetIndex(Policy(), index.workers)).verdicts

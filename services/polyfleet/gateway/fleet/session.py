@@ -79,7 +79,8 @@ class Session:
         self._outbox_filled = asyncio.Event()
         self._silence = 0
         self._delivery = Delivery()
-        self._worker: Worker | None = None
+        self._told: Worker | None = None  # by its last report,
+        self._worker: Worker | None = None  # and with this gateway's starts
         self._touched = set[Session]() if touched is None else touched  # sessions whose worker() may be another one
         self._task: asyncio.Task[None] | None = None
 
@@ -108,24 +109,28 @@ class Session:
         if info == self.info and status == self._reported:
             return  # most of a large fleet, whenever one worker changes
         self.info, self._reported = info, status
-        self._touch()
+        self._touch(told=True)
         self._prefixes.of_model(info.model)
 
     def worker(self) -> Worker:
         """The worker as placement should see it: its last report, and this gateway's starts that it doesn't cover."""
         if self._worker is None:
-            worker = worker_from_proto(self.info, self._heard or self._reported)
-            if self._went_back:
-                worker = replace(worker, nonsense=self._went_back)
-            if not self.connected and worker.state is WorkerState.READY:
-                worker = replace(worker, state=WorkerState.LOST if self._was_connected else WorkerState.STARTING)
-            self._worker = self._unreported.added_to(worker)
+            self._told = self._told or self._as_told()
+            self._worker = self._unreported.added_to(self._told)
         if self.breaker.seconds:
             return replace(self._worker, circuit_open=True)
         return self._worker
 
-    def _touch(self) -> None:
-        self._worker = None
+    def _as_told(self) -> Worker:
+        worker = worker_from_proto(self.info, self._heard or self._reported)
+        if self._went_back:
+            worker = replace(worker, nonsense=self._went_back)
+        if not self.connected and worker.state is WorkerState.READY:
+            worker = replace(worker, state=WorkerState.LOST if self._was_connected else WorkerState.STARTING)
+        return worker
+
+    def _touch(self, *, told: bool = False) -> None:
+        self._told, self._worker = None if told else self._told, None
         self._touched.add(self)
 
     def start(self, request: SequenceRequest, sink: SequenceSink, grains: Sequence[int] = ()) -> None:
@@ -240,14 +245,14 @@ class Session:
         if self._was_connected:
             self._metrics.reconnects.inc()
         self.connected = self._was_connected = True
-        self._touch()
+        self._touch(told=True)
         self._changed.call()
 
     def _receive(self, event: worker_pb2.SessionEvent) -> None:
         """One step's news."""
         self._silence = 0
         self._delivery.heard(event)
-        self._touch()
+        self._touch(told=True)
         before = (self._heard or self._reported).state
         if event.HasField("status"):
             self._heard = event.status
@@ -280,7 +285,7 @@ class Session:
         """Forget the worker's sequences and tell each of them."""
         was_connected, self.connected, self.offer = self.connected, False, TransferOffer("")
         self._heard, self._sound, self._went_back = None, fleet_pb2.WorkerStatus(), ""
-        self._touch()
+        self._touch(told=True)
         self._outbox.clear()
         self._delivery = Delivery()
         self._unreported = UnreportedStarts()

@@ -213,7 +213,7 @@ async def test_new_requests_go_where_most_ready_workers_are(view: FleetView, cap
         view.apply(pb.FleetSnapshot(workers=workers))
         for session in view.sessions.values():
             session.connected = True
-            session._touch()
+            session._touch(told=True)
         view.changed.call()
 
     old = [revision("w-3", "old", "h-old"), revision("w-4", "old", "h-old")]
