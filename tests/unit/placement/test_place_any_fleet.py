@@ -76,7 +76,8 @@ def test_the_one_with_the_least_score_is_chosen_whatever_was_not_looked_at(
     request: PlacementRequest, workers: list[Worker], blur: float, stickiness: float, data: st.DataObject
 ) -> None:
     """Reasons are worked out in full, a placement is not."""
-    cached = {worker.worker_id: data.draw(st.sampled_from([0, 640, 3000])) for worker in workers}
+    lengths = st.sampled_from([0, 640, 3000]).map(lambda tokens: min(tokens, request.prompt_tokens))
+    cached = {worker.worker_id: data.draw(lengths) for worker in workers}
     policy = Policy(tie_ratio=blur, stickiness_weight=stickiness)
     placement = place(replace(request, cached_tokens=cached), fleet(*workers), policy)
     scores = {each.worker_id: each.score for each in placement.verdicts if not each.dropped}
