@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 
+from polyfleet.process.tasks import end
 from polyfleet.v1 import agents_pb2 as pb
 
 PIECE_BYTES = 64 * 1024
@@ -48,9 +49,7 @@ async def first_of(*tasks: "asyncio.Task[None]") -> None:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         next(each for each in tasks if each in done).result()
     finally:
-        for each in tasks:
-            each.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*tasks)
 
 
 async def _to_stream(reader: asyncio.StreamReader, send: Send) -> None:

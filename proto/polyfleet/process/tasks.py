@@ -1,16 +1,56 @@
-"""Tasks that would run for ever, ended."""
+"""Tasks in the background: held, heard of when they fail, and ended."""
 
 import asyncio
-from typing import Any
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 AGAIN_SECONDS = 1.0
+ResultT = TypeVar("ResultT")
+log = logging.getLogger(__name__)
 
 
-async def end(*tasks: "asyncio.Task[Any]") -> None:
+class Tasks:
+    """An owner's tasks, which it holds until they have ended, since an event loop alone lets them go.
+
+    One that fails is logged at once: nobody waits for its result.
+    """
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def start(self, job: Coroutine[Any, Any, ResultT]) -> "asyncio.Task[ResultT]":
+        """Run `job` beside what runs now."""
+        task = asyncio.get_running_loop().create_task(job)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Until all have ended by themselves, or so many seconds."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=seconds)
+
+    def cancel(self) -> None:
+        """Cancel all; `end` waits for it."""
+        for task in self._running:
+            task.cancel()
+
+    async def end(self) -> None:
+        """Cancel all until they have ended."""
+        await end(*self._running)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("A background task failed.", exc_info=error, extra={"task": _name(task)})
+
+
+async def end(*tasks: "asyncio.Future[Any]") -> None:
     """Cancel tasks until they have ended; what they raise is let go.
 
-    Once is not enough: before Python 3.12 `asyncio.wait_for` keeps a cancellation to itself when what it waits for
-    comes at the same moment.
+    Once is not enough: a library's asyncio.wait_for keeps a cancellation to itself, before Python 3.12, when what it
+    waits for comes at the same moment. `polyfleet.process.within.Within` does not.
     """
     pending = set(tasks)
     while pending:
@@ -20,3 +60,7 @@ async def end(*tasks: "asyncio.Task[Any]") -> None:
         for task in done:
             if not task.cancelled():
                 task.exception()
+
+
+def _name(task: "asyncio.Task[Any]") -> str:
+    return getattr(task.get_coro(), "__qualname__", task.get_name())

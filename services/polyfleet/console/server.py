@@ -31,7 +31,7 @@ from polyfleet.console.pages.requests import RequestPages
 from polyfleet.gateway.auth import Authenticator, check_listen
 from polyfleet.gateway.ports.certificate import ServedCertificate
 from polyfleet.process.listening import open_socket
-from polyfleet.process.tasks import end
+from polyfleet.process.tasks import Tasks
 
 STOP_SECONDS = 3
 REFRESH_SECONDS = 10.0  # between looks at the certificate's files
@@ -77,7 +77,8 @@ class Console:
         sessions = Sessions(Authenticator(keys_file), config.session_seconds)
         self._certificate = ServedCertificate(config.tls_cert, config.tls_key) if config.tls_cert else None
         self._server = self._make_server(create_app(config, sessions, self.view))
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
+        self._serving: asyncio.Task[None] | None = None
 
     def _make_server(self, app: Starlette) -> uvicorn.Server:
         settings = uvicorn.Config(
@@ -101,17 +102,18 @@ class Console:
         listener = open_socket(self._config.listen, "--listen")
         self.port = listener.getsockname()[1]
         self.view.start()
-        self._tasks = [asyncio.create_task(self._server._serve([listener]))]
+        self._serving = self._tasks.start(self._server._serve([listener]))
         if self._certificate:
-            self._tasks.append(asyncio.create_task(self._refresh(self._certificate)))
+            self._tasks.start(self._refresh(self._certificate))
         log.info("Console serves.", extra={"address": self._config.listen, "fleet": self._config.fleet})
 
     async def stop(self) -> None:
         """End streams and pages."""
         await self.view.stop()
         self._server.should_exit = True
-        await asyncio.wait(self._tasks[:1], timeout=STOP_SECONDS + 1)
-        await end(*self._tasks)
+        if self._serving:
+            await asyncio.wait((self._serving,), timeout=STOP_SECONDS + 1)
+        await self._tasks.end()
         await self.view.link.close()
 
     @staticmethod

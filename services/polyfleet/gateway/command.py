@@ -15,6 +15,7 @@ from polyfleet.gateway.config import GatewayConfig, load_config
 from polyfleet.process.config import CANNOT_START, ConfigError
 from polyfleet.process.logs import LEVEL_VARIABLE, LEVELS, set_up_logging
 from polyfleet.process.signals import ignore_hangups, stopping
+from polyfleet.process.tasks import end
 from polyfleet.text.answer.formats import FORMATS
 from polyfleet.wire.auth import FLEET_TOKEN_FILE, AuthSetupError
 
@@ -147,9 +148,7 @@ async def serve(config: GatewayConfig, ready_fd: int | None = None) -> None:
     ignore_hangups()
     draining, again = asyncio.create_task(gateway.drain()), asyncio.create_task(told.wait())
     await asyncio.wait((draining, again), return_when=asyncio.FIRST_COMPLETED)
-    draining.cancel()
-    again.cancel()
-    await asyncio.gather(draining, again, return_exceptions=True)
+    await end(draining, again)
     await gateway.stop()
     if ready_fd is not None:
         with suppress(OSError), open(ready_fd, "wb") as first:

@@ -43,7 +43,7 @@ from polyfleet.process.fleet_keys import FleetKeys
 from polyfleet.process.listening import parse_address
 from polyfleet.process.refusing import Objection
 from polyfleet.process.servers import connection_share, raise_descriptor_limit
-from polyfleet.process.tasks import end
+from polyfleet.process.tasks import Tasks
 from polyfleet.process.within import Within
 from polyfleet.wire.auth import fleet_objection
 from polyfleet.wire.ids import new_id
@@ -101,7 +101,7 @@ class Gateway:
         self.monitoring = HttpServer(monitoring, config.metrics_listen, "--metrics-listen", limits, doors)
         self.peers = self._peer_server(config, access) if config.peer_listen else None
         self._drain_seconds = limits.drain_seconds
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
 
     def _peer_server(self, config: GatewayConfig, access: FleetAccess) -> PeerServer:
         keys = FleetKeys(Path(config.fleet_keys_file)) if config.fleet_keys_file else None
@@ -129,7 +129,8 @@ class Gateway:
             self._reporter.run(),
             self.grpc.connections.watch(),
         )
-        self._tasks = [asyncio.create_task(job) for job in jobs]
+        for job in jobs:
+            self._tasks.start(job)
         await self.monitoring.start()
         if self.peers:
             await self.peers.start()
@@ -186,7 +187,7 @@ class Gateway:
             await asyncio.sleep(LEAVE_SECONDS)
         self.http.let_go()
         await asyncio.gather(self.grpc.stop(STOP_SECONDS), self.http.stop(), self.monitoring.stop())
-        await end(*self._tasks)
+        await self._tasks.end()
         with contextlib.suppress(asyncio.TimeoutError), Within(STOP_SECONDS):
             await self._reporter.report()
         await self._tokenizers.close()

@@ -15,6 +15,7 @@ from polyfleet.process.fleet_keys import FleetKeys
 from polyfleet.process.metrics import MetricsServer
 from polyfleet.process.refusing import RefusingInterceptor
 from polyfleet.process.servers import connection_share, raise_descriptor_limit, server_options
+from polyfleet.process.tasks import Tasks, end
 from polyfleet.scheduler.auth import FleetAuth
 from polyfleet.scheduler.cluster.cluster import Cluster
 from polyfleet.scheduler.cluster.kubernetes import Replicas
@@ -36,7 +37,6 @@ SERVICE_NAME = "polyfleet.v1.Fleet"
 BIND_SECONDS = 30.0  # the port of a scheduler that was just killed may take a moment
 SCRAPE_SECONDS = 5.0
 CLOSE_SECONDS = 1.0
-CANCEL_SECONDS = 1.0  # between attempts
 _HEALTH: Any = health  # stubs, where they are installed, lack its aio
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Scheduler:
         self._metrics: MetricsServer | None = None
         self._pools = PoolScaler(config.pools, Replicas(), self._registry, demand)
         self._loop: asyncio.Task[None] | None = None
-        self._background: list[asyncio.Task[None]] = []
+        self._background = Tasks()
 
     def _make_server(self, auth: FleetAuth) -> Any:
         admit = self._tls.admit if self._tls else None
@@ -106,8 +106,9 @@ class Scheduler:
         await _retry_bind(lambda: self._bind_metrics(metrics))
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._server.start()
-        self._loop = asyncio.create_task(self._controller.run())
-        self._background += [asyncio.create_task(self._pools.run()), asyncio.create_task(self._serve_once_open())]
+        self._loop = self._background.start(self._controller.run())
+        self._background.start(self._pools.run())
+        self._background.start(self._serve_once_open())
         log.info("The scheduler listens on %s.", self._config.listen, extra={"epoch": self.epoch})
 
     async def _serve_once_open(self) -> None:
@@ -132,7 +133,7 @@ class Scheduler:
         host, port = split_host_port(self._config.metrics_listen)
         loop = asyncio.get_running_loop()
         self._metrics = serve_metrics(host, int(port), metrics, lambda: self._serves(loop))
-        self._background.append(asyncio.create_task(self._metrics.process.watch_loop()))
+        self._background.start(self._metrics.process.watch_loop())
 
     def _serves(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Whether Ray has answered and this event loop does; for other threads."""
@@ -162,8 +163,7 @@ class Scheduler:
         await self._end_loop()
         await self._benchmarks.close()
         await self._health.enter_graceful_shutdown()
-        for task in self._background:
-            task.cancel()
+        await self._background.end()
         closing = [self._server.stop(CLOSE_SECONDS)]
         if self._metrics:
             closing.append(asyncio.to_thread(self._metrics.stop))
@@ -171,10 +171,9 @@ class Scheduler:
         self._store.close()
 
     async def _end_loop(self) -> None:
-        while self._loop and not self._loop.done():
-            self._loop.cancel()  # more than once: before Python 3.12 asyncio.wait_for may swallow it
-            await asyncio.wait((self._loop,), timeout=CANCEL_SECONDS)
-        self._loop = None
+        if self._loop:
+            await end(self._loop)
+            self._loop = None
 
 
 async def _retry_bind(bind: Any) -> None:

@@ -1,6 +1,7 @@
 """Tasks that are ended, whatever they do with a cancellation."""
 
 import asyncio
+import gc
 
 import pytest
 
@@ -29,6 +30,40 @@ async def test_a_task_that_keeps_its_first_cancellations_to_itself_ends(monkeypa
     await tasks.end(*some)
     assert kept == 3
     assert all(each.done() for each in some)
+
+
+async def test_one_in_the_background_that_fails_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def failing() -> None:
+        raise ValueError("a fault")
+
+    some = tasks.Tasks()
+    some.start(failing())
+    await some.wait()
+    await asyncio.sleep(0)
+    (record,) = caplog.records
+    assert record.message == "A background task failed."
+    assert "failing" in record.task  # type: ignore[attr-defined]
+    assert record.exc_info
+    assert str(record.exc_info[1]) == "a fault"
+
+
+async def test_tasks_are_held_until_they_end_and_ended_together() -> None:
+    ended = list[str]()
+
+    async def forever(name: str) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()  # which nobody but the task holds
+        finally:
+            ended.append(name)
+
+    some = tasks.Tasks()
+    for name in ("a", "b"):
+        some.start(forever(name))
+    await some.wait(0.001)
+    gc.collect()
+    assert ended == []
+    await some.end()
+    assert sorted(ended) == ["a", "b"]
 
 
 async def test_no_tasks_are_ended_at_once() -> None:

@@ -21,7 +21,7 @@ from polyfleet.process.fleet_keys import FleetKeys
 from polyfleet.process.listening import ListenError, own_address
 from polyfleet.process.metrics import MetricsServer
 from polyfleet.process.signals import ignore_hangups, stopping
-from polyfleet.process.tasks import end
+from polyfleet.process.tasks import Tasks, end
 from polyfleet.serving.agent.tunnel import Tunnel
 from polyfleet.serving.config import WorkerConfig
 from polyfleet.serving.engine_client import LoadError
@@ -109,7 +109,7 @@ class WorkerProcess:
                     await self._serve(server, metrics.port, access)
                 finally:
                     await self._worker.close()
-                    lag.cancel()
+                    await end(lag)
                     await asyncio.to_thread(metrics.stop)
                     if lock is not None:
                         lock.release()
@@ -136,18 +136,19 @@ class WorkerProcess:
         await server.start()
         if self._devices is not None:
             self._devices.start(self._judged_from_thread(asyncio.get_running_loop()))
-        tasks = [asyncio.create_task(server.follow_health())]
+        tasks = Tasks()
+        tasks.start(server.follow_health())
         if self._tunnel:
             metrics_address = reachable(config.metrics_listen, metrics_port, "")
             await self._tunnel.open(reachable(config.listen, server.port, ""), metrics_address)
-            tasks.append(asyncio.create_task(self._tunnel.run()))
+            tasks.start(self._tunnel.run())
         if fleet_address := self._tunnel.fleet_address if self._tunnel else config.fleet:
             devices, pause = self._devices, TUNNEL_REDIAL_SECONDS if self._tunnel else LAST_REDIAL_SECONDS
             states: Callable[[], Sequence[DeviceState]] = (lambda: devices.states) if devices else lambda: ()
             self._registration = Registration(self._worker, fleet_address, access, states, pause)
-            tasks.append(asyncio.create_task(self._registration.run()))
+            tasks.start(self._registration.run())
         if config.load is not None:
-            tasks.append(asyncio.create_task(self._load()))
+            tasks.start(self._load())
         try:
             await self._worker.ending.wait()
             await self._wind_down()
@@ -155,7 +156,7 @@ class WorkerProcess:
             await server.stop(CLOSE_SECONDS)
             if self._devices is not None:
                 await asyncio.to_thread(self._devices.stop)
-            await end(*tasks)
+            await tasks.end()
 
     def _judged_from_thread(self, loop: asyncio.AbstractEventLoop) -> Callable[[str], None]:
         def judged(reason: str) -> None:

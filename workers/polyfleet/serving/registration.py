@@ -14,6 +14,7 @@ from typing import Any
 from polyfleet.convert.assets import asset_chunks
 from polyfleet.process.channels import FLEET_CHANNEL, FleetAccess
 from polyfleet.process.keys import Role
+from polyfleet.process.tasks import end
 from polyfleet.process.within import Within
 from polyfleet.serving.device_report import device_report
 from polyfleet.serving.health.device_watch import DeviceState
@@ -99,9 +100,7 @@ class Registration:
                     return "this worker left"
                 return f"{await call.code()} {await call.details()}" + self._mismatch(str(await call.details()))
             finally:
-                for task in (answers, reports):
-                    task.cancel()
-                await asyncio.gather(answers, reports, return_exceptions=True)
+                await end(answers, reports)
 
     def _mismatch(self, details: str) -> str:
         """What to do where two certificates do not belong together, which gRPC says in its own words; else empty."""

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from polyfleet.process.logs import log_fields
+from polyfleet.process.tasks import end
 from polyfleet.serving.adapters import NoModel
 from polyfleet.serving.engine_client import LoadError
 from polyfleet.serving.inspection import ImaginedSite, InspectionError, InspectionRequest, inspect
@@ -51,8 +52,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
                 if reader.done():
                     reader.result()  # a fault of ours must not look like a good end
             finally:
-                reader.cancel()
                 self._worker.admission.close_session(session)
+                await end(reader)
                 log.info("Session closed.")
 
     def _event(self, session: GatewaySession, deltas: list[pb.SequenceDelta]) -> pb.SessionEvent:
@@ -109,7 +110,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
         except (LoadError, WorkerRefusal) as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         finally:
-            load.cancel()
+            await end(load)
 
     async def SetAdapters(self, request: pb.SetAdaptersRequest, context: Any) -> pb.SetAdaptersResponse:
         """Load and drop; one that can't be loaded is no error of the call."""

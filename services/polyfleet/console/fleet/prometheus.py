@@ -12,6 +12,7 @@ from typing import Any
 
 from polyfleet.console.fleet.conditions import Condition, conditions_in
 from polyfleet.console.fleet.history import HOUR_SECONDS, STEP_SECONDS
+from polyfleet.process.tasks import end
 
 EVERY_SECONDS = 10.0  # between looks, at least
 FORGOTTEN_SECONDS = 60.0  # without a look: then nobody saw what has changed since
@@ -64,8 +65,7 @@ class Prometheus:
     async def close(self) -> None:
         """Ask no more."""
         if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end(self._task)
 
     async def refresh(self) -> None:
         """Ask now."""

@@ -13,6 +13,7 @@ from polyfleet.console.fleet.link import FleetLink, FleetProblem
 from polyfleet.console.fleet.prometheus import Prometheus
 from polyfleet.console.fleet.words import UNHEARD, state_word
 from polyfleet.process.revision import Revision
+from polyfleet.process.tasks import end
 from polyfleet.process.within import Within
 from polyfleet.v1 import fleet_pb2, operations_pb2
 
@@ -56,9 +57,7 @@ class FleetView:
         self.ended = True
         self.changed.advance()
         if self._task:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await end(self._task)
         if self.prometheus:
             await self.prometheus.close()
 

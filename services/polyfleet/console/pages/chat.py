@@ -1,6 +1,5 @@
 """The chat: the page, and answers as they are made. What is said is kept in the browser alone."""
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
@@ -18,6 +17,7 @@ from polyfleet.console.config import ConsoleConfig
 from polyfleet.console.fleet.words import GATEWAY_GONE
 from polyfleet.console.pages.guard import Guard, body_of, session_of
 from polyfleet.console.pages.look import Look
+from polyfleet.process.tasks import Tasks
 
 MAX_CLIENTS = 256  # one a key; the one that was not used for longest is closed
 MODELS_SECONDS = 10.0
@@ -54,7 +54,7 @@ class ChatPages:
     def __init__(self, guard: Guard, look: Look, config: ConsoleConfig) -> None:
         self._guard, self._look, self._config = guard, look, config
         self._clients: OrderedDict[str, AsyncClient] = OrderedDict()
-        self._closing = set[asyncio.Task[None]]()
+        self._closing = Tasks()
 
     def routes(self) -> list[Route]:
         """Where it answers."""
@@ -96,9 +96,7 @@ class ChatPages:
             tls: Tls | bool = Tls(ca_file=ca_file) if self._config.gateway_tls or ca_file else False
             client = self._clients[key] = AsyncClient(self._config.gateway, api_key=key or None, tls=tls)
             if len(self._clients) > MAX_CLIENTS:
-                task = asyncio.create_task(self._clients.popitem(last=False)[1].close())
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
+                self._closing.start(self._clients.popitem(last=False)[1].close())
         self._clients.move_to_end(key)
         return client
 

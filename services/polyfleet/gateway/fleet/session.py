@@ -26,6 +26,7 @@ from polyfleet.placement.prefixes import PrefixMap
 from polyfleet.placement.proto import went_back, worker_from_proto
 from polyfleet.process.channels import FLEET_CHANNEL, FleetAccess
 from polyfleet.process.keys import Role
+from polyfleet.process.tasks import end
 from polyfleet.v1 import fleet_pb2, worker_pb2, worker_pb2_grpc
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.requests import SequenceRequest
@@ -101,8 +102,7 @@ class Session:
     async def close(self) -> None:
         """Break the session and dial no more."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end(self._task)
 
     def report(self, info: fleet_pb2.WorkerInfo, status: fleet_pb2.WorkerStatus) -> None:
         """What the fleet says of this worker now. A new address breaks the session to the old one."""
@@ -188,10 +188,8 @@ class Session:
                 done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
                 return next(part for part in parts if part in done).result()
             finally:
-                for part in parts:
-                    part.cancel()
-                await asyncio.gather(*parts, return_exceptions=True)
                 call.cancel()
+                await end(*parts)
 
     async def _read(self, call: Any) -> str:
         try:

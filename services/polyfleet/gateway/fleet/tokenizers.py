@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 
@@ -12,6 +11,7 @@ from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.fleet.asset_fetch import AssetError
 from polyfleet.gateway.listeners import Listeners
 from polyfleet.gateway.prompts.prompts import Prompts
+from polyfleet.process.tasks import Tasks, end
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.model_text import ModelText
 from polyfleet.wire.limits import FieldError
@@ -44,7 +44,7 @@ class Tokenizers:
         self._ready: dict[str, Tokenizer] = {}
         self._problems: dict[str, str] = {}
         self._fetching: dict[str, asyncio.Task[None]] = {}
-        self._chores: set[asyncio.Task[None]] = set()
+        self._chores = Tasks()
 
     def want(self, hashes: Iterable[str]) -> None:
         """Hold exactly these: fetch what is missing, drop what nobody uses."""
@@ -54,9 +54,9 @@ class Tokenizers:
         for content_hash in self._problems.keys() - wanted:
             del self._problems[content_hash]
         for content_hash in self._ready.keys() - wanted:
-            self._do(self._ready.pop(content_hash).prompts.close())
+            self._chores.start(self._ready.pop(content_hash).prompts.close())
         for content_hash in wanted - self._ready.keys() - self._problems.keys() - self._fetching.keys():
-            self._fetching[content_hash] = asyncio.create_task(self._load(content_hash))
+            self._fetching[content_hash] = self._chores.start(self._load(content_hash))
 
     def get(self, content_hash: str) -> Tokenizer | None:
         """The text of this hash, None while it is not here. Raises TextAssetsError when it can't be used."""
@@ -76,7 +76,7 @@ class Tokenizers:
                 document = await self._fetch(content_hash)
                 answers = await asyncio.to_thread(ModelText, document)
                 tokenizer = self._ready[content_hash] = Tokenizer(self._make_prompts(document), answers, document)
-                self._do(_prepare(content_hash, tokenizer.prompts))
+                self._chores.start(_prepare(content_hash, tokenizer.prompts))
                 break
             except TextAssetsError as error:
                 log.error("Tokenizer %s can't be used. %s", content_hash, error)
@@ -89,18 +89,11 @@ class Tokenizers:
         del self._fetching[content_hash]
         self._changed.call()
 
-    def _do(self, chore: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(chore)
-        self._chores.add(task)
-        task.add_done_callback(self._chores.discard)
-
     async def close(self) -> None:
         """Fetch no more; end the processes."""
-        for task in self._fetching.values():
-            task.cancel()
-        await asyncio.gather(*self._fetching.values(), return_exceptions=True)
+        await end(*self._fetching.values())
         await asyncio.gather(*(each.prompts.close() for each in self._ready.values()))
-        await asyncio.gather(*self._chores, return_exceptions=True)
+        await self._chores.wait()
 
 
 async def _prepare(content_hash: str, prompts: Prompts) -> None:

@@ -26,6 +26,7 @@ from polyfleet.placement.policy import Policy
 from polyfleet.placement.pool import FleetIndex
 from polyfleet.placement.prefixes import PrefixMap
 from polyfleet.process.channels import FleetAccess
+from polyfleet.process.tasks import Tasks
 from polyfleet.v1 import fleet_pb2
 from polyfleet.wire.answers import Model
 
@@ -74,7 +75,7 @@ class FleetView:
         self._mixtures = Mixtures()
         self.adapters: tuple[ServedAdapter, ...] = ()  # of all models
         self.adapter_names: Mapping[str, ServedAdapter] = {}  # by every name that requests may call them
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = Tasks()
         self.changed.add(self._prune)
 
     def apply(self, message: fleet_pb2.FleetSnapshotParts | fleet_pb2.FleetSnapshot) -> None:
@@ -183,14 +184,12 @@ class FleetView:
                 self._index.drop(worker_id)
                 self._touched.discard(session)
                 self.prefixes.forget(worker_id)
-                task = asyncio.create_task(session.close())
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
+                self._closing.start(session.close())
         self._learn()
 
     async def close(self) -> None:
         """End all sessions."""
-        await asyncio.gather(*(session.close() for session in self.sessions.values()), *self._closing)
+        await asyncio.gather(*(session.close() for session in self.sessions.values()), self._closing.wait())
 
     @property
     def policy(self) -> Policy:

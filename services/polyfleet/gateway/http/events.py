@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from starlette.types import Send
 
+from polyfleet.process.tasks import end
+
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -60,8 +62,7 @@ class EventStream:
 
     async def _hush(self) -> None:
         if self._commenter is not None:
-            self._commenter.cancel()
-            await asyncio.gather(self._commenter, return_exceptions=True)
+            await end(self._commenter)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.types import Receive
 
+from polyfleet.process.tasks import end
 from polyfleet.wire.answers import Delta, Usage
 
 
@@ -18,10 +19,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) ->
     try:
         await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        unfinished = [pending for pending in (task, watcher) if not pending.done()]
-        for pending in unfinished:
-            pending.cancel()
-        await asyncio.gather(*unfinished, return_exceptions=True)
+        await end(task, watcher)
     if not task.cancelled():
         task.result()
 
@@ -63,9 +61,7 @@ async def merge(
                 yield item
         yield Delta(choice=0, usage=_sum(usages.values()))
     finally:
-        for task in pumps:
-            task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        await end(*pumps)
 
 
 def _sum(usages: Collection[Usage]) -> Usage:

@@ -11,6 +11,7 @@ from asyncio import selector_events, sslproto
 from collections.abc import Callable
 
 from polyfleet.gateway.ports.doors import Doors, Visit
+from polyfleet.process.tasks import Tasks, end
 
 ACCEPTS_AT_ONCE = 16  # before others get their turn in the event loop
 MAX_WAITING = 1024  # taken at the end, before the port closes
@@ -40,14 +41,13 @@ class Acceptor:
         self._make_protocol = make_protocol
         self._tls = tls
         self._handshake_seconds = handshake_seconds
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes = Tasks()
         listener.setblocking(False)
         self._task = asyncio.get_running_loop().create_task(self._accept())
 
     async def leave(self) -> None:
         """Take the connections that wait, and no more: what waits in the queue of a port that closes is reset."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end(self._task)
         for _ in range(MAX_WAITING):
             try:
                 connection, peer = self._listener.accept()
@@ -58,12 +58,13 @@ class Acceptor:
 
     def close(self) -> None:
         """Take no more connections; those in their handshake end."""
-        for task in (self._task, *self._handshakes):
-            task.cancel()
+        self._task.cancel()
+        self._handshakes.cancel()
 
     async def wait_closed(self) -> None:
         """Until `close` has taken effect."""
-        await asyncio.gather(self._task, *self._handshakes, return_exceptions=True)
+        await end(self._task)
+        await self._handshakes.end()
 
     async def _accept(self) -> None:
         loop, accepted = asyncio.get_running_loop(), 0
@@ -85,10 +86,8 @@ class Acceptor:
         if not self._doors.enter(visit):
             connection.close()
             return
-        task = asyncio.get_running_loop().create_task(self._connect(connection, visit))
+        task = self._handshakes.start(self._connect(connection, visit))
         visit.close = lambda: _cancel(task)
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
 
     async def _connect(self, connection: socket.socket, visit: Visit) -> None:
         """Hand over to a protocol, behind the TLS handshake. It tells the doors when the connection ends."""

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
 from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -11,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from polyfleet.gateway.processes.child import Child
 from polyfleet.gateway.processes.sums import Families, Shown, summed, with_ended
 from polyfleet.process.config import ConfigError
+from polyfleet.process.tasks import Tasks
 
 READY_SECONDS = 1.0  # between looks whether they can serve
 METRICS_SECONDS = 10.0  # between looks at what they have counted, which is lost with one that is killed
@@ -28,7 +28,7 @@ class Front:
         self._ended: Families = {}
         self._closing = False
         self._restarting = asyncio.Lock()
-        self._jobs: set[asyncio.Task[None]] = set()
+        self._jobs = Tasks()
         self.serving, self.reason = False, "The gateway is starting."
 
     async def start(self) -> None:
@@ -36,9 +36,9 @@ class Front:
         if not all(await asyncio.gather(*(self._start() for _ in range(self._count)))):
             await self.stop()
             raise ConfigError("A gateway process could not start; a line of its own says why.")
-        self._do(self._watch_readiness())
-        self._do(self._watch_hangs())
-        self._do(self._watch_metrics())
+        self._jobs.start(self._watch_readiness())
+        self._jobs.start(self._watch_hangs())
+        self._jobs.start(self._watch_metrics())
 
     async def restart(self) -> None:
         """Put a new process in the place of each, one after another; what runs in the old ones goes on to its end."""
@@ -59,9 +59,7 @@ class Front:
         """Until all have ended, who were told to; none comes again."""
         self.leave()
         await asyncio.gather(*(child.process.wait() for child in self._children))
-        for job in self._jobs:
-            job.cancel()
-        await asyncio.gather(*self._jobs, return_exceptions=True)
+        await self._jobs.end()
 
     async def metrics(self) -> bytes:
         """Those of all, as Prometheus reads them."""
@@ -79,7 +77,7 @@ class Front:
             self._children.remove(child)
             return False
         log.info("A gateway process listens.", extra={"child": child.process.pid})
-        self._do(self._keep(child))
+        self._jobs.start(self._keep(child))
         return True
 
     async def _keep(self, child: Child) -> None:
@@ -122,8 +120,3 @@ class Front:
 
     async def _look(self) -> None:
         await asyncio.gather(*(child.look() for child in self._children))
-
-    def _do(self, job: Coroutine[object, object, None]) -> None:
-        task = asyncio.create_task(job)
-        self._jobs.add(task)
-        task.add_done_callback(self._jobs.discard)

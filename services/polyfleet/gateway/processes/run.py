@@ -12,6 +12,7 @@ from polyfleet.gateway.ports.doors import Doors
 from polyfleet.gateway.processes.front import Front
 from polyfleet.process.listening import check_free, shared_socket
 from polyfleet.process.signals import ignore_hangups, stopping
+from polyfleet.process.tasks import Tasks
 from polyfleet.wire.auth import join_host_port, split_host_port
 
 MONITORS = 64  # connections of the metrics port
@@ -40,10 +41,9 @@ async def run(config: GatewayConfig, given: list[str]) -> None:
         await monitoring.start()
         said = {"grpc_port": int(ports[1].rpartition(":")[2]), "http_port": int(ports[3].rpartition(":")[2])}
         log.info("The gateway's processes listen.", extra={**said, "metrics_port": monitoring.port})
-        restarts = set[asyncio.Task[None]]()
+        restarts = Tasks()
         while (await told.get()) == RESTART:
-            restarts.add(restart := asyncio.create_task(front.restart()))
-            restart.add_done_callback(restarts.discard)
+            restarts.start(front.restart())
         ignore_hangups()
         ending = asyncio.create_task(front.stop())
         while not ending.done():

@@ -3,11 +3,11 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine
 from dataclasses import dataclass
 
 from polyfleet.gateway.errors import ResourceExhausted, Unavailable
 from polyfleet.gateway.prompts.job_process import JobProcess, Lost
+from polyfleet.process.tasks import Tasks
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.process import (
     Answer,
@@ -61,7 +61,7 @@ class TextProcess:
         self._process: JobProcess | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._starting: asyncio.Task[None] | None = None
-        self._chores: set[asyncio.Task[None]] = set()
+        self._chores = Tasks()
 
     @property
     def pid(self) -> int | None:
@@ -109,7 +109,7 @@ class TextProcess:
             self._idle.cancel()
         if process is None:
             if waiting and self._starting is None:
-                self._starting = self._do(self._start())
+                self._starting = self._chores.start(self._start())
             return
         while waiting and not (process.loading or process.killed):
             if sent and sum(len(each.framed) for each in sent) + len(waiting[0].framed) > AHEAD_BYTES:
@@ -197,20 +197,12 @@ class TextProcess:
         if self._process is not None and self._sent and work is self._sent[0]:
             self._process.kill()
 
-    def _do(self, chore: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(chore)
-        self._chores.add(task)
-        task.add_done_callback(self._chores.discard)
-        return task
-
     async def close(self) -> None:
         """End the process, and every job with it."""
         for work in (*self._sent, *self._waiting):
             work.result.cancel()
         self._waiting.clear()
-        if self._starting is not None:
-            self._starting.cancel()
-        await asyncio.gather(*self._chores, return_exceptions=True)
+        await self._chores.end()
         if (process := self._process) is not None:
             self._sent.clear()
             process.kill()

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from polyfleet.process.channels import FleetAccess
+from polyfleet.process.tasks import end
 from polyfleet.process.within import Within
 from polyfleet.scheduler.cluster.cluster import Cluster, ClusterError, Node
 from polyfleet.scheduler.config import SchedulerConfig, fleet_id
@@ -118,7 +119,7 @@ class Controller:
                 with contextlib.suppress(asyncio.TimeoutError), Within(TICK_SECONDS):
                     await self._poked.wait()
         finally:
-            sweeper.cancel()
+            await end(sweeper)
 
     async def _sweep(self) -> None:
         while True:
@@ -274,8 +275,7 @@ class Controller:
 
     async def shutdown(self, grace: float) -> None:
         """Stop every launcher's worker, then the launchers. `run` must have been cancelled."""
-        for task in list(self._stopping.values()):
-            task.cancel()
+        await end(*self._stopping.values())
         launchers = [report.spec.worker_id for report in self._cluster.reports]
         await asyncio.gather(*(self._retire(launcher_id, grace) for launcher_id in launchers))
         with contextlib.suppress(StoreError):

@@ -12,6 +12,7 @@ import time
 import grpc
 
 from polyfleet.process.channels import FleetAccess
+from polyfleet.process.tasks import end
 from polyfleet.process.within import Within
 from polyfleet.scheduler.launcher.backoff import Backoff
 from polyfleet.scheduler.launcher.latest_report import LatestReport
@@ -75,12 +76,12 @@ class AttachedWorker:
         log.info("The worker is told to load its model.", extra={"attached_worker_id": found.info.worker_id})
         load = asyncio.create_task(client.load(self._load))
         stop = asyncio.create_task(self._stop.wait())
-        await asyncio.wait({load, stop}, return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
-        if not load.done():  # stop() unloads
-            load.cancel()
-            return
-        load.result()
+        try:
+            await asyncio.wait({load, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if load.done():  # else stop() unloads
+                load.result()
+        finally:
+            await end(load, stop)
 
     def _other_owner(self, info: fleet.WorkerInfo, state: int) -> str:
         """What it does for somebody else, as the end of a sentence; empty when it is free or this launcher's own."""

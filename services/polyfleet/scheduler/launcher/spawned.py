@@ -8,6 +8,7 @@ import time
 import grpc
 
 from polyfleet.process.channels import FleetAccess
+from polyfleet.process.tasks import end
 from polyfleet.process.within import Within
 from polyfleet.scheduler.launcher.backoff import Backoff
 from polyfleet.scheduler.launcher.latest_report import LatestReport
@@ -62,7 +63,7 @@ class SpawnedWorker:
             hung = watching.done()
         finally:
             self._process = None
-            watching.cancel()
+            await end(watching)
         return status, "The worker did not answer any more and was killed." if hung else ending(self._spec, status)
 
     async def _until_silent(self, process: LaunchedProcess) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from polyfleet.process.tasks import end
 from polyfleet.process.within import Within
 from polyfleet.scheduler.config import SchedulerConfig
 from polyfleet.v1 import operations_pb2 as pb
@@ -100,8 +101,7 @@ class BenchmarkDesk:
     async def cancel(self, benchmark_id: str) -> pb.Benchmark | None:
         """End one that runs; one that has ended stays as it is. None: there is none of that id."""
         if task := self._running.get(benchmark_id):
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end(task)
         return self._kept.get(benchmark_id)
 
     async def close(self) -> None:

@@ -17,6 +17,7 @@ import grpc
 from polyfleet.process.carrying import BEAT_SECONDS, Silence, carry, first_of
 from polyfleet.process.channels import FLEET_CHANNEL, FleetAccess
 from polyfleet.process.config import ConfigError
+from polyfleet.process.tasks import Tasks
 from polyfleet.process.within import Within
 from polyfleet.serving.agent.config import JoinConfig
 from polyfleet.v1 import agents_pb2 as pb
@@ -45,7 +46,7 @@ class Tunnel:
         self._stub: Any = None  # of the gateway that was joined
         self._session = ""
         self._stale = asyncio.Event()  # the gateway does not know the session any more
-        self._carried: set[asyncio.Task[None]] = set()
+        self._carried = Tasks()  # the connections to the worker, and those to Fleet
         self._server: asyncio.Server | None = None
         self.fleet_address = ""
 
@@ -92,7 +93,7 @@ class Tunnel:
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 pass  # the call tells why
             finally:
-                await self._drop_all()
+                await self._carried.end()
             return await _end_of(call) if call.done() else "the gateway is silent, or knows this agent no more"
 
     def _channel(self) -> Any:
@@ -117,7 +118,7 @@ class Tunnel:
                 self._session = message.session
                 self._joined(message.worker_address, message.metrics_address)
             if message.connection:
-                self._start(self._take(message.connection, self._metrics if message.metrics else self._worker))
+                self._carried.start(self._take(message.connection, self._metrics if message.metrics else self._worker))
 
     async def _until_stale(self) -> None:
         await self._stale.wait()
@@ -133,7 +134,7 @@ class Tunnel:
         if not self._session:
             writer.transport.abort()
             return
-        self._start(self._carry(0, reader, writer))
+        self._carried.start(self._carry(0, reader, writer))
 
     async def _carry(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         call = self._stub.Carry(metadata=self._metadata)
@@ -146,17 +147,6 @@ class Tunnel:
         finally:
             call.cancel()
             writer.close()
-
-    def _start(self, job: Any) -> None:
-        task = asyncio.ensure_future(job)
-        self._carried.add(task)
-        task.add_done_callback(self._carried.discard)
-
-    async def _drop_all(self) -> None:
-        """End what is carried: the connections to the worker, and those to Fleet."""
-        for task in self._carried:
-            task.cancel()
-        await asyncio.gather(*self._carried, return_exceptions=True)
 
 
 async def _end_of(call: Any) -> str:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from polyfleet.process.tasks import end
 from polyfleet.serving.engine_client import LoadError
 from polyfleet.serving.health.watchdog import WATCH_SECONDS, WatchdogLimits
 
@@ -43,8 +44,7 @@ class LoadWatch:
                     raise LoadError(f"{self._standstill(still)} It was given up.")
             return task.result()
         finally:
-            task.cancel()
-            await asyncio.wait({task})
+            await end(task)
 
     def _standstill(self, seconds: float) -> str:
         return f"Loading has stood still for {seconds:.0f} s: {self._at}."

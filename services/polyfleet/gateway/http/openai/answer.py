@@ -13,6 +13,7 @@ from polyfleet.gateway.http.errors import internal_error
 from polyfleet.gateway.http.events import EventStream
 from polyfleet.gateway.http.openai.writer import Writer
 from polyfleet.gateway.http.streams import until_disconnect
+from polyfleet.process.tasks import end
 from polyfleet.wire.answers import Delta, Usage
 from polyfleet.wire.gathered import GatheredChoice
 
@@ -89,8 +90,7 @@ class Answer:
                 else:
                     await self._send_events(first, deltas, EventStream(send, self.comment_seconds))
             finally:
-                first.cancel()
-                await asyncio.gather(first, return_exceptions=True)
+                await end(first)
 
     async def _until_due(self, first: "asyncio.Future[Delta]") -> None:
         """Wait for the first delta as long as the headers can wait."""
@@ -98,7 +98,7 @@ class Answer:
         try:
             await asyncio.wait((first, admitted), timeout=self.comment_seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            admitted.cancel()
+            await end(admitted)
         if admitted.done() and not admitted.cancelled():
             await asyncio.wait((first,), timeout=HEADERS_SECONDS)
 
