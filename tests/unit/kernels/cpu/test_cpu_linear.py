@@ -174,24 +174,24 @@ def test_dense_weights(instruction_set: str, form: WeightFormat, outputs: int, c
         check(rig.all_rows(count), rows[:count], weight, 5e-3 if rounded else 2e-6)
 
 
-def test_several_weights_side_by_side_with_biases(instruction_set: str) -> None:
-    """Formats may differ; the second's 7 rows leave the third off the grid of 16."""
-    rows = exact_rows(20, 64)
+@pytest.mark.parametrize("biased", [False, True])
+def test_several_weights_side_by_side(instruction_set: str, biased: bool) -> None:
+    """Formats may differ, also of two that are computed together; the second's 18 rows leave the third off the grid."""
+    rows = exact_rows(40, 64)
     rng = np.random.default_rng(4)
     weights = [
         random_weight("a", WeightFormat.Q4_0, 16, 64, seed=1),
-        random_weight("b", WeightFormat.Q8_0, 7, 64, seed=2),
-        random_weight("c", WeightFormat.F32, 18, 64, seed=3),
+        random_weight("b", WeightFormat.F32, 18, 64, seed=3),
+        random_weight("c", WeightFormat.Q8_0, 23, 64, seed=2),
     ]
     biases = [dense(f"{w.name}.bias", rng.standard_normal(w.rows, dtype=np.float32)) for w in weights]
-    names = tuple(weight.name for weight in weights)
-    record = linear(*names, biases=tuple(bias.name for bias in biases))
-    for count in (1, 3, 20):
-        result = Rig(rows, record, *weights, *biases, instruction_set=instruction_set).all_rows(count)
-        expected = [
-            rows[:count].astype(np.float64) @ expand(w).T + expand(b) for w, b in zip(weights, biases, strict=True)
-        ]
-        np.testing.assert_allclose(result, np.concatenate(expected, axis=1), rtol=1e-5, atol=1e-5)
+    biases = biases if biased else []
+    record = linear(*(weight.name for weight in weights), biases=tuple(bias.name for bias in biases))
+    for count in (1, 3, 40):
+        result = Rig(rows, record, *weights, *biases, instruction_set=instruction_set, num_blocks=3).all_rows(count)
+        expected = np.concatenate([rows[:count].astype(np.float64) @ expand(weight).T for weight in weights], axis=1)
+        expected += np.concatenate([expand(bias).ravel() for bias in biases]) if biased else 0
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_blocks_of_very_different_size(instruction_set: str) -> None:

@@ -231,7 +231,9 @@ private:
     void linear_by_units(const Stage &stage, const std::vector<Run> &runs, std::atomic<int> &claimed, int thread);
     Rows entering_rows(const Stage &stage, const Entering &from, int first, bool wide) const;
     void enter_row(const Stage &stage, int index, const Entering &to, int place, bool wide, bool keep_total);
+    void run_units(const Stage &stage, const Rows &rows, int at, int begin, int end, int first, int count, Scratch &scratch);
     void run_unit(const Stage &stage, const Rows &rows, int at, int unit, int first, int count, Scratch &scratch);
+    void multiply(const Outputs *outputs, int num_outputs, const Rows &rows, int first, int count, int out_stride);
     void finish_unit(const Stage &stage, int unit, int first, int count, float *tile);
 
     // Attention (attend.cpp).

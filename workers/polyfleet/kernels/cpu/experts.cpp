@@ -160,8 +160,8 @@ void Executor::enter_experts(const Stage &stage, std::atomic<int> &claimed, int 
             const int first = visits.in_place ? state_.visits[(size_t)visits.first].row : 0, count = visits.count;
             const int group = visits.expert * groups + inside;
             float *gate = scratch.tile, *up = gate + count * GROUP;
-            kernels_.linear[stage.gate->kind](*stage.gate, group, rows, first, count, gate, GROUP);
-            kernels_.linear[stage.up->kind](*stage.up, group, rows, first, count, up, GROUP);
+            const Outputs both[2] = {{stage.gate, group, gate}, {stage.up, group, up}};
+            multiply(both, 2, rows, first, count, GROUP);
             add_bias(gate, count, stage.gate_bias ? stage.gate_bias + group * GROUP : nullptr);
             add_bias(up, count, stage.up_bias ? stage.up_bias + group * GROUP : nullptr);
             if (stage.at.factor > 0)
@@ -188,7 +188,8 @@ void Executor::leave_experts(const Stage &stage, std::atomic<int> &claimed, int 
         for (const Visits &visits : state_.visited)
             for (int g = begin; g < end; g++) {
                 const int group = visits.expert * groups + g, valid = std::min(GROUP, widths_[(size_t)output] - g * GROUP);
-                kernels_.linear[down.kind](down, group, inside, visits.first, visits.count, tile, GROUP);
+                const Outputs outputs = {&down, group, tile};
+                multiply(&outputs, 1, inside, visits.first, visits.count, GROUP);
                 add_bias(tile, visits.count, stage.down_bias ? stage.down_bias + group * GROUP : nullptr);
                 for (int i = 0; i < visits.count; i++) {
                     const Visit &visit = state_.visits[(size_t)(visits.first + i)];

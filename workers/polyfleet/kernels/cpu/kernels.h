@@ -44,6 +44,13 @@ struct Packed {
     float unit;           // results are multiplied by this power of two; keeps scales inside half precision
 };
 
+// 16 rows of a weight, and where the first of the rows that they are multiplied by has its results.
+struct Outputs {
+    const Packed *weight;
+    int group;
+    float *out;
+};
+
 // Rows entering a linear: float, and when a weight is quantised also as int8 codes of blocks of 32.
 struct Rows {
     const float *values;
@@ -128,9 +135,9 @@ struct Kernels {
     // Rounds a row to bfloat16, padded with 0 to an even length; null where linears don't read that.
     void (*round_bf16)(const float *x, int n, uint16_t *out);
 
-    // out[i][0 ... 15] = rows first + i (i < count) times the 16 weight rows of `group`.
-    void (*linear[MAX_LINEAR])(const Packed &weight, int group, const Rows &rows, int first, int count, float *out,
-                               int out_stride);
+    // Of each of the outputs, whose weights are of this kind and as wide: out[i][0 ... 15] = rows first + i (i < count)
+    // times the 16 weight rows.
+    void (*linear[MAX_LINEAR])(const Outputs *outputs, int num_outputs, const Rows &rows, int first, int count, int out_stride);
     const char *linear_name[MAX_LINEAR];
 
     void (*silu_mul)(const float *gate, const float *up, int n, float *y);

@@ -2,6 +2,7 @@
 #include "attention.inl"
 #include "linear_avx2.inl"
 #include "linear_dense.inl"
+#include "linear_each.inl"
 #include "rows.inl"
 #include "low_rank.inl"
 #include "scan.inl"
@@ -12,7 +13,7 @@ const pf::Kernels pf::avx2_kernels = {
     norm,
     quantise,
     nullptr,
-    {linear_dense<Float32Columns>, linear_dense<Float16Columns>, linear_dense<BFloat16Columns>, linear_quantised<Q4>, linear_quantised<Q8>},
+    {each<linear_dense<Float32Columns>>, each<linear_dense<Float16Columns>>, each<linear_dense<BFloat16Columns>>, each<linear_quantised<Q4>>, each<linear_quantised<Q8>>},
     {"avx2 float32", "avx2 float32", "avx2 float32", "avx2 int8", "avx2 int8"},
     silu_mul,
     rotate,

@@ -1,6 +1,7 @@
 // Kernels for any machine.
 #include "attention.inl"
 #include "linear_dense.inl"
+#include "linear_each.inl"
 #include "linear_plain.inl"
 #include "rows.inl"
 #include "low_rank.inl"
@@ -12,7 +13,7 @@ const pf::Kernels pf::plain_kernels = {
     norm,
     quantise,
     nullptr,
-    {linear_dense<Float32Columns>, linear_dense<Float16Columns>, linear_dense<BFloat16Columns>, linear_q4, linear_q8},
+    {each<linear_dense<Float32Columns>>, each<linear_dense<Float16Columns>>, each<linear_dense<BFloat16Columns>>, each<linear_q4>, each<linear_q8>},
     {"plain float32", "plain float32", "plain float32", "plain int8", "plain int8"},
     silu_mul,
     rotate,

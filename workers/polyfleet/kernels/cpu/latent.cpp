@@ -64,9 +64,10 @@ void Executor::head_linear(const Stage &stage, std::atomic<int> &claimed, int th
             const Rows from = {row(stage.at.input, 0) + head * width, strides_[(size_t)stage.at.input], entering_.codes + place * width,
                                entering_.scale + block, entering_.sum + block, width,
                                entering_.halves + place * round_up(width, 2), (int)round_up(width, 2)};
-            for (int at = 0; at < rows; at += ROW_CHUNK)
-                kernels_.linear[weight.kind](weight, unit, from, at, std::min(ROW_CHUNK, rows - at),
-                                             row(stage.at.output, at) + unit * GROUP, strides_[(size_t)stage.at.output]);
+            for (int at = 0; at < rows; at += ROW_CHUNK) {
+                const Outputs outputs = {&weight, unit, row(stage.at.output, at) + unit * GROUP};
+                multiply(&outputs, 1, from, at, std::min(ROW_CHUNK, rows - at), strides_[(size_t)stage.at.output]);
+            }
         }
 }
 

@@ -23,7 +23,7 @@ void Executor::linear_by_rows(const Stage &stage, const std::vector<Run> &runs, 
         const auto [first, count, wide] = runs[i];
         for (int place = 0; place < count; place++) enter_row(stage, first + place, scratch.entering, place, wide, true);
         const Rows rows = entering_rows(stage, scratch.entering, first, wide);
-        for (int unit = 0; unit < stage.units; unit++) run_unit(stage, rows, 0, unit, first, count, scratch);
+        run_units(stage, rows, 0, 0, stage.units, first, count, scratch);
     }
 }
 
@@ -39,13 +39,11 @@ void Executor::linear_by_units(const Stage &stage, const std::vector<Run> &runs,
         for (int i = begin; i < end; i++) enter_row(stage, i, to, i, wide, !own || thread == 0);
     }
     if (!own) pool_.barrier();
-    const int step = std::max(1, stage.units / (UNITS_PER_THREAD * pool_.size()));
+    const int share = std::max(1, stage.units / (UNITS_PER_THREAD * pool_.size()));
+    const int step = stage.unit == 1 && share > 1 ? share / 2 * 2 : share;  // two are computed together
     for (int begin; (begin = claimed.fetch_add(step, std::memory_order_relaxed)) < stage.units;)
-        for (const auto &[first, count, wide] : runs) {
-            const Rows entering = entering_rows(stage, to, 0, wide);
-            for (int unit = begin; unit < std::min(begin + step, stage.units); unit++)
-                run_unit(stage, entering, first, unit, first, count, scratch);
-        }
+        for (const auto &[first, count, wide] : runs)
+            run_units(stage, entering_rows(stage, to, 0, wide), first, begin, std::min(begin + step, stage.units), first, count, scratch);
 }
 
 // Prepared rows as kernels read them; `first` is the row that stands first in `from`.
@@ -75,28 +73,50 @@ void Executor::enter_row(const Stage &stage, int index, const Entering &to, int 
     if (stage.bf16 || (stage.quantised && wide)) kernels_.round_bf16(x, stage.columns, to.halves + i * to.stride);
 }
 
-// Rows `at` ... of `rows` through one unit of weights; they are rows `first` ... of the stage.
+// Rows `at` ... of `rows` through some units of weights; they are rows `first` ... of the stage.
+void Executor::run_units(const Stage &stage, const Rows &rows, int at, int begin, int end, int first, int count, Scratch &scratch) {
+    const auto direct = [&](int unit) {
+        const Piece &piece = stage.pieces[(size_t)(unit * stage.unit)];
+        return stage.at.epilogue == PF_STORE && piece.valid == GROUP && !piece.bias;
+    };
+    const int stride = strides_[(size_t)stage.at.output];
+    Outputs outputs[2];
+    for (int unit = begin, n; unit < end; unit += n) {
+        for (n = 0; n < 2 && unit + n < end && direct(unit + n); n++) {
+            const Piece &piece = stage.pieces[(size_t)(unit + n)];
+            outputs[n] = {piece.weight, piece.group, row(stage.at.output, first) + piece.column};
+        }
+        if (n > 0)
+            multiply(outputs, n, rows, at, count, stride);
+        else
+            run_unit(stage, rows, at, unit, first, count, scratch), n = 1;
+    }
+}
+
+// One unit that has something done to its results.
 void Executor::run_unit(const Stage &stage, const Rows &rows, int at, int unit, int first, int count, Scratch &scratch) {
     const Piece *pieces = &stage.pieces[(size_t)(unit * stage.unit)];
-    const bool direct = stage.at.epilogue == PF_STORE && pieces->valid == GROUP && !pieces->bias;
-    if (direct) {
-        kernels_.linear[pieces->weight->kind](*pieces->weight, pieces->group, rows, at, count,
-                                              row(stage.at.output, first) + pieces->column,
-                                              strides_[(size_t)stage.at.output]);
-        return;
-    }
     // Rows of a head lie together for the rotation; elsewhere each piece has its own run of the tile.
     const bool together = stage.at.epilogue == PF_THEN_ROPE_CACHE;
     const int stride = together ? stage.unit * GROUP : GROUP, step = together ? GROUP : count * GROUP;
-    for (int p = 0; p < stage.unit; p++) {
-        const Piece &piece = pieces[p];
-        float *tile = scratch.tile + p * step;
-        kernels_.linear[piece.weight->kind](*piece.weight, piece.group, rows, at, count, tile, stride);
-        if (piece.bias)
-            for (int i = 0; i < count; i++)
-                for (int r = 0; r < piece.valid; r++) tile[i * stride + r] += piece.bias[r];
+    Outputs outputs[2];
+    for (int p = 0, n; p < stage.unit; p += n) {
+        for (n = 0; n < 2 && p + n < stage.unit; n++)
+            outputs[n] = {pieces[p + n].weight, pieces[p + n].group, scratch.tile + (p + n) * step};
+        multiply(outputs, n, rows, at, count, stride);
     }
+    for (int p = 0; p < stage.unit; p++)
+        for (int i = 0; i < count && pieces[p].bias; i++)
+            for (int r = 0; r < pieces[p].valid; r++) scratch.tile[p * step + i * stride + r] += pieces[p].bias[r];
     finish_unit(stage, unit, first, count, scratch.tile);
+}
+
+// Rows through one group or two, together where these are alike.
+void Executor::multiply(const Outputs *outputs, int num_outputs, const Rows &rows, int first, int count, int out_stride) {
+    const PackedKind kind = outputs[0].weight->kind, last = outputs[num_outputs - 1].weight->kind;
+    const int alike = kind == last ? num_outputs : 1;
+    kernels_.linear[kind](outputs, alike, rows, first, count, out_stride);
+    if (alike < num_outputs) kernels_.linear[last](outputs + 1, 1, rows, first, count, out_stride);
 }
 
 void Executor::finish_unit(const Stage &stage, int unit, int first, int count, float *tile) {

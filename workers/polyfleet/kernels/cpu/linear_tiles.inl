@@ -39,18 +39,26 @@ PF_INLINE void run_rest(const pf::Packed &weight, int group, const Tile &tile, i
     if constexpr (N > 1) run_rest<Format, N - 1>(weight, group, tile, count);
 }
 
+PF_INLINE Tile tile_of(const pf::Rows &rows, int first, int blocks, float *out, int out_stride) {
+    return {0, false, rows.codes + (int64_t)first * rows.columns, rows.scale + (int64_t)first * blocks,
+            rows.sum + (int64_t)first * blocks, rows.columns, blocks, out, out_stride};
+}
+
+PF_INLINE void next_tile(Tile &tile) {
+    tile.number++;
+    tile.codes += TILE_ROWS * tile.stride;
+    tile.scale += TILE_ROWS * tile.blocks;
+    tile.sum += TILE_ROWS * tile.blocks;
+    tile.out += (int64_t)TILE_ROWS * tile.out_stride;
+}
+
 template <typename Format>
 void linear_quantised(const pf::Packed &weight, int group, const pf::Rows &rows, int first, int count, float *out,
                       int out_stride) {
-    Tile tile = {0, false, rows.codes + (int64_t)first * rows.columns, rows.scale + (int64_t)first * weight.blocks,
-                 rows.sum + (int64_t)first * weight.blocks, rows.columns, weight.blocks, out, out_stride};
-    for (; count >= TILE_ROWS; count -= TILE_ROWS, tile.number++) {
+    Tile tile = tile_of(rows, first, weight.blocks, out, out_stride);
+    for (; count >= TILE_ROWS; count -= TILE_ROWS, next_tile(tile)) {
         tile.last = count < 2 * TILE_ROWS;
         Format::template run<TILE_ROWS>(weight, group, tile);
-        tile.codes += TILE_ROWS * tile.stride;
-        tile.scale += TILE_ROWS * tile.blocks;
-        tile.sum += TILE_ROWS * tile.blocks;
-        tile.out += (int64_t)TILE_ROWS * out_stride;
     }
     run_rest<Format, TILE_ROWS - 1>(weight, group, tile, count);
 }
