@@ -58,7 +58,8 @@ class RunningWorker:
         """Start without waiting for anything."""
         command = [sys.executable, "-m", self._command, "--accelerator", "cpu"]
         command += ["--lock-file", str(self.lock_path), *self.options]
-        env = {**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})}
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])]  # a source tree's, not installed
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environ or {})}
         self.process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE, env=env)
 
     async def __aexit__(self, *_: object) -> None:
