@@ -23,8 +23,7 @@ from pathlib import Path
 
 import click
 import psutil
-import torch
-from bench.card.shapes import SHAPES, Shape, write_model
+from bench.card.shapes import SHAPES, write_model
 from tests.support.running_worker import REAL, RunningWorker
 
 from polyfleet.cli.stack.settings import bundled_model
@@ -72,15 +71,6 @@ async def one_round(model: Path, accelerator: str = "cpu") -> list[tuple[float, 
         return clock.parts
 
 
-def written(shape: Shape, folder: Path, accelerator: str) -> Path:
-    """A model of that shape, whose weights are made on the device that will have them; its memory is free again."""
-    device = open_machine(accelerator)[0].device
-    write_model(shape, folder, device)
-    if device != "cpu":
-        torch.get_device_module(device).empty_cache()
-    return folder
-
-
 @click.command(help=__doc__)
 @click.argument("model", type=click.Path(exists=True, path_type=Path), required=False)
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
@@ -88,7 +78,10 @@ def written(shape: Shape, folder: Path, accelerator: str) -> Path:
 @click.option("--shape", type=click.Choice(list(SHAPES)), help="Random weights in bfloat16 instead of a model's.")
 def main(model: Path | None, rounds: int, accelerator: str, shape: str | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        path = written(SHAPES[shape], Path(folder), accelerator) if shape else model or bundled_model()
+        if shape:
+            path = write_model(SHAPES[shape], Path(folder), open_machine(accelerator)[0].device)
+        else:
+            path = model or bundled_model()
         asyncio.run(one_round(path, accelerator))
         found = [asyncio.run(one_round(path, accelerator)) for _ in range(rounds)]
     click.echo(f"{'part':10}{'wall':>8}{'CPU':>8}   seconds, medians of {rounds} rounds")

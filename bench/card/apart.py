@@ -124,11 +124,18 @@ def start(stack: ExitStack, folder: Path, options: argparse.Namespace) -> tuple[
         Part("scheduler", "bench.chaos.scheduler", [fleet, metrics, str(folder / "state")], folder),
         Part("gateway", "polyfleet.gateway", [*gateway, f"--fleet={fleet}"], folder),
     ]
+    began = time.monotonic()
     model = options.folder or write_model(SHAPES[options.shape], folder / "model", options.devices[0])
+    say(f"the model is there after {time.monotonic() - began:.1f} s")
+    # Named, for else each of a device's two workers takes what is free when it starts.
+    room = [
+        f"--kv-cache-tokens={options.clients * (options.prompt + options.output)}",
+        f"--max-sequences={options.clients}",
+    ]
     for number, (name, role) in enumerate(WORKERS):
         device = options.devices[number % len(options.devices)]
         arguments = [f"--model={model}", f"--model-name={name}", f"--role={role}", f"--fleet={fleet}"]
-        arguments += [f"--device={device}", f"--accelerator={device.partition(':')[0]}", *options.worker]
+        arguments += [f"--device={device}", f"--accelerator={device.partition(':')[0]}", *room, *options.worker]
         parts.append(Part(f"worker-{number}-{role}", "polyfleet.serving", arguments, folder))
     for part in parts:
         part.start()
@@ -204,7 +211,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="where write_model has put that (default: written anew)")
     parser.add_argument("--prompt", type=int, default=2048, help="tokens (default: 2048)")
     parser.add_argument("--output", type=int, default=256, help="tokens (default: 256)")
-    parser.add_argument("--clients", type=int, default=192, help="that take all there is (default: 192)")
+    parser.add_argument("--clients", type=int, default=128, help="that take all there is (default: 128)")
     parser.add_argument("--rate", type=float, default=0.0, help="requests a second at most (default: measured)")
     parser.add_argument("--load", type=float, default=0.7, help="share of that (default: 0.7)")
     parser.add_argument("--seconds", type=float, default=40.0, help="of a turn (default: 40)")

@@ -79,13 +79,16 @@ def random_model(shape: Shape, device: str, dtype: torch.dtype = torch.bfloat16)
 
 
 def write_model(shape: Shape, folder: Path, device: str, dtype: torch.dtype = torch.bfloat16) -> Path:
-    """A Hugging Face folder with the same random weights, and a token for each number."""
+    """A Hugging Face folder with the same random weights, and a token for each number; the device is left free."""
     model = random_model(shape, device, dtype)
     tensors = {}
     for name, weight in model.weights.items():
         data = weight.data[0] if weight.rows == 1 else weight.data
         lead, _, last = name.rpartition(".")
         tensors[f"model.{lead}.{NAMES[last]}" if lead else NAMES[last]] = data.contiguous().cpu()
+    del model, weight, data
+    if torch.device(device).type != "cpu":
+        torch.get_device_module(torch.device(device)).empty_cache()
     vocabulary = {f"<{number}>": number for number in range(shape.vocabulary)}
     Tokenizer(WordLevel(vocabulary, unk_token="<0>")).save(str(shape.write(folder) / "tokenizer.json"))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
