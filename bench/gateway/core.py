@@ -112,7 +112,7 @@ async def measure() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         async with GatewayRig(config={"keys_file": keys_file(Path(folder))}) as rig:
             await rig.add(text_worker("w-1", max_sequences=1024, context_length=4096))
-            core = Core(InferenceService(rig.gateway.grpc._parts, lambda _: None), rig.gateway.view.sessions["w-1"])
+            core = Core(InferenceService(rig.gateway.grpc._parts), rig.gateway.view.sessions["w-1"])
             text, ids = {"text": "The quick brown fox jumps over the lazy dog."}, {"token_ids": range(100, 116)}
             await core.round(text, SHORT)
             costs = {n: [await core.round(text, n) for _ in range(ROUNDS)] for n in (SHORT, LONG)}

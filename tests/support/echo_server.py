@@ -1,6 +1,7 @@
 """The gateway's server of HTTP/2 with a few methods of bytes, for tests of the protocol itself."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -83,10 +84,12 @@ class Echo:
 
 
 @asynccontextmanager
-async def echo_server(**bounds: Any) -> AsyncIterator[tuple[Http2Server, Echo, int]]:
+async def echo_server(
+    *, tls: ssl.SSLContext | None = None, **bounds: Any
+) -> AsyncIterator[tuple[Http2Server, Echo, int]]:
     """The server, what it serves, and its port."""
     listener, echo = open_socket("127.0.0.1:0", "--listen"), Echo()
-    server = Http2Server(listener, Doors(100, 100, lambda _: None), BOUNDS._replace(**bounds), ())
+    server = Http2Server(listener, Doors(100, 100, lambda _: None), BOUNDS._replace(**bounds), (), tls)
     server.add_generic_rpc_handlers([echo.handler()])
     echo.heard = server.heard
     port = listener.getsockname()[1]

@@ -11,16 +11,11 @@ from tests.support.echo_server import EACH, HANG, echo_server, method
 from tests.support.gateway_rig import until
 from tests.support.raw_grpc import (
     ACK,
-    CONTINUATION,
     DATA,
-    END_HEADERS,
     GREETING,
     HEADERS,
     PING,
-    PREFACE,
     RST_STREAM,
-    SETTINGS,
-    WINDOW_UPDATE,
     RawHttp2,
     call,
     frame,
@@ -29,9 +24,7 @@ from tests.support.raw_grpc import (
 
 from polyfleet.gateway.pace import Pace
 
-GOAWAY, PUSH_PROMISE = 7, 5
-WIDEN_AND_NARROW = b"".join(frame(SETTINGS, payload=struct.pack(">HI", 4, size)) for size in (65_535, 65_536))
-PROTOCOL, FLOW, SIZE, COMPRESSION, CALM = 1, 3, 6, 9, 11
+GOAWAY = 7
 
 
 def channel(port: int, *options: tuple[str, Any], **more: Any) -> Any:
@@ -188,51 +181,6 @@ async def test_more_calls_than_allowed_are_refused_and_others_go_on() -> None:
         assert await connection.frames_until(RST_STREAM, 5) == struct.pack(">I", 7)
         await connection.send(frame(DATA, 1, 3, prefixed(b"fox")))
         assert await connection.frames_until(DATA, 3) == prefixed(b"fox")
-
-
-@pytest.mark.parametrize(
-    ("data", "code"),
-    [
-        (b"GET / HTTP/1.1\r\n\r\n", PROTOCOL),
-        (PREFACE + frame(PING, payload=bytes(8)), PROTOCOL),
-        (GREETING + frame(SETTINGS, payload=bytes(5)), SIZE),
-        (GREETING + frame(SETTINGS, 0, 1), PROTOCOL),
-        (GREETING + frame(SETTINGS, payload=struct.pack(">HI", 4, 2**31)), FLOW),
-        (GREETING + frame(SETTINGS, payload=struct.pack(">HI", 5, 16_383)), PROTOCOL),
-        (GREETING + frame(PING, payload=bytes(7)), SIZE),
-        (GREETING + frame(PUSH_PROMISE, 4, 2, bytes(4)), PROTOCOL),
-        (GREETING + frame(DATA, 0, 0, b"a"), PROTOCOL),
-        (GREETING + frame(DATA, 0, 1, b"a"), PROTOCOL),
-        (GREETING + call(2, EACH), PROTOCOL),
-        (GREETING + call(1, EACH) + frame(DATA, 8, 1, b"\x05a"), PROTOCOL),
-        (GREETING + call(1, EACH, flags=0) + frame(PING, payload=bytes(8)), PROTOCOL),
-        (GREETING + call(1, EACH, flags=0) + frame(CONTINUATION, END_HEADERS, 3), PROTOCOL),
-        (GREETING + frame(CONTINUATION, END_HEADERS, 1), PROTOCOL),
-        (GREETING + frame(HEADERS, END_HEADERS, 1, b"\xff"), COMPRESSION),
-        (GREETING + call(1, EACH, flags=0) + frame(CONTINUATION, 0, 1) * 20, CALM),
-        (GREETING + frame(WINDOW_UPDATE, payload=bytes(4)), PROTOCOL),
-        (GREETING + frame(WINDOW_UPDATE, payload=struct.pack(">I", 2**31 - 1)), FLOW),
-        (GREETING + frame(RST_STREAM, 0, 9, bytes(4)), PROTOCOL),
-        (GREETING + call(1, HANG) + frame(DATA, 0, 1, bytes(16_384)) * 70, FLOW),
-        (GREETING + b"\x00\x40\x01\x00\x00\x00\x00\x00\x00", SIZE),
-        (GREETING + frame(PING, payload=bytes(8)) * 20_000, CALM),
-        (GREETING + b"".join(call(s, HANG) + frame(RST_STREAM, 0, s, bytes(4)) for s in range(1, 20_000, 2)), CALM),
-        (GREETING + b"".join(call(s, EACH, connection="x") for s in range(1, 20_000, 2)), CALM),
-        (GREETING + call(1, EACH, connection="x") + frame(DATA, 1, 1) * 20_000, CALM),
-        (GREETING + call(1, EACH, connection="x") + frame(RST_STREAM, 0, 1, bytes(4)) * 20_000, CALM),
-        (GREETING + b"".join(call(s, HANG) for s in range(1, 401, 2)) + WIDEN_AND_NARROW * 1000, CALM),
-    ],
-)
-async def test_a_client_that_breaks_the_rules_is_told_which_and_sent_away(data: bytes, code: int) -> None:
-    async with echo_server() as (server, echo, port):
-        connection = await RawHttp2.open(port, b"")
-        for start in range(0, len(data), 8192):
-            await connection.send(data[start : start + 8192])
-        goaway = await connection.frames_until(GOAWAY, 0)
-        assert struct.unpack(">I", goaway[4:8])[0] == code, goaway
-        await connection.ended()
-        await until(lambda: len(server) == 0)
-        assert echo.hanging == 0
 
 
 async def test_who_has_shown_no_key_gets_few_calls_at_once_until_he_has() -> None:

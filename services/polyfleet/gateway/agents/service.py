@@ -38,10 +38,10 @@ def agent_problem(agent: pb.Agent, now: float) -> str:
 
 
 class AgentsService(agents_pb2_grpc.AgentsServicer):  # type: ignore[misc]
-    """`heard` is told the peer of each agent that joins; `draining` says whether none may any more."""
+    """`draining` says whether no agent may join any more."""
 
-    def __init__(self, relay: AgentRelay, heard: Callable[[str], None], draining: Callable[[], bool]) -> None:
-        self._relay, self._heard, self._draining = relay, heard, draining
+    def __init__(self, relay: AgentRelay, draining: Callable[[], bool]) -> None:
+        self._relay, self._draining = relay, draining
 
     async def Join(self, requests: AsyncIterator[pb.JoinRequest], context: Any) -> None:
         """Keep one agent's port open for as long as it is heard."""
@@ -55,7 +55,6 @@ class AgentsService(agents_pb2_grpc.AgentsServicer):  # type: ignore[misc]
             await context.abort(Code.RESOURCE_EXHAUSTED, str(error))
         except OSError as error:
             await context.abort(Code.UNAVAILABLE, f"No port can be opened for {agent.name}: {error.strerror or error}.")
-        self._heard(context.peer())
         silence = Silence(LOST_SECONDS)
         try:
             address, metrics = joined.address, joined.metrics_address

@@ -10,7 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from polyfleet.gateway.agents.relay import AgentRelay
-from polyfleet.gateway.agents.service import AgentsService, agent_objection
+from polyfleet.gateway.agents.service import AGENTS, AgentsService, agent_objection
 from polyfleet.gateway.auth import Authenticator
 from polyfleet.gateway.config import GatewayConfig, Limits
 from polyfleet.gateway.errors import ApiError
@@ -73,7 +73,7 @@ class GrpcServer:
     ) -> None:
         self._parts = parts
         limits = config.limits
-        service = InferenceService(parts, lambda peer: self.connections.heard(peer))
+        service = InferenceService(parts)
         without_key = RefusingInterceptor(partial(key_objection, parts.auth), service.refuse)  # which counts the call
         listener = open_socket(config.grpc_listen, "--grpc-listen", shared=shared)
         self.port: int = listener.getsockname()[1]
@@ -81,11 +81,11 @@ class GrpcServer:
         interceptors = [
             without_key,
             RefusingInterceptor(partial(agent_objection, agents)),
-            DecodeInterceptor(service.refuse, limits.body_seconds),
+            DecodeInterceptor(service.refuse, limits.body_seconds, self._let_in),
         ]
         tls = _tls(certificate) if certificate else None
         self.connections = self._server = Http2Server(listener, doors, bounds(limits), interceptors, tls)
-        hosts = AgentsService(relay, lambda peer: self.connections.heard(peer), lambda: parts.health.draining)
+        hosts = AgentsService(relay, lambda: parts.health.draining)
         agents_pb2_grpc.add_AgentsServicer_to_server(hosts, self._server)
         inference_pb2_grpc.add_InferenceServicer_to_server(service, self._server)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -98,6 +98,11 @@ class GrpcServer:
         """Take calls."""
         await self.show_health()
         await self._server.start()
+
+    async def _let_in(self, method: str, context: Any) -> None:
+        """A call that asked for a key or token has shown it."""
+        if method.startswith((f"/{INFERENCE}/", f"/{AGENTS}/")):
+            self.connections.heard(context.peer())
 
     async def show_health(self) -> None:
         """Tell the health service what `parts.health` says now."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -30,14 +30,10 @@ log = logging.getLogger(__name__)
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[misc]
-    """The public service. Whatever happens inside a call ends as a status of that call.
+    """The public service. Whatever happens inside a call ends as a status of that call."""
 
-    `heard` is told the peer of each call that is let in.
-    """
-
-    def __init__(self, parts: GatewayParts, heard: Callable[[str], None]) -> None:
+    def __init__(self, parts: GatewayParts) -> None:
         self._parts = parts
-        self._heard = heard
         self._generation = parts.generation
         self._seconds = parts.limits.max_request_seconds + GRACE_SECONDS
 
@@ -114,7 +110,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
             with self._counting(method):
                 metadata = tuple(context.invocation_metadata() or ())
                 caller = self._parts.auth.check(dict(metadata).get(AUTHORIZATION))
-            self._heard(context.peer())
             placements = list[dict[str, Any]]()
             tell = placements.append if ASK in metadata else None
             trace, seconds = _trace(metadata), context.time_remaining()

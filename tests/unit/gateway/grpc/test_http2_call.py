@@ -20,6 +20,7 @@ class Wire:
         self.peer, self.initial_window, self.room = "ipv4:127.0.0.1:1", WINDOW, WINDOW
         self.waiting: dict[Call, None] = {}
         self.headers: list[tuple[tuple[bytes, bytes], ...]] = []
+        self.taken = 0
         self.sent: list[bytes] = []
 
     def send(self, data: bytes) -> None:
@@ -30,6 +31,9 @@ class Wire:
 
     def send_headers(self, stream: int, headers: tuple[tuple[bytes, bytes], ...], *, end: bool) -> None:
         self.headers.append(headers)
+
+    def took(self, size: int) -> None:
+        self.taken += size
 
     def forget(self, call: Call) -> None:
         pass

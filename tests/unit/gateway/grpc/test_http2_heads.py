@@ -28,7 +28,33 @@ def test_timeouts(told: bytes, seconds: float) -> None:
 
 def test_what_is_no_call_is_answered_as_http() -> None:
     assert read_head([(b":method", b"GET"), *PSEUDO[1:], TYPE]).problem == "405"
-    assert read_head([*PSEUDO, (b"content-type", b"text/html")]).problem == "415"
+    assert read_head(PSEUDO).problem == "415"
+
+
+@pytest.mark.parametrize(
+    ("told", "problem"),
+    [
+        (b"application/grpc", ""),
+        (b"Application/gRPC; charset=utf-8", ""),
+        (b"application/grpc+proto", ""),
+        (b"application/grpc+json", "415"),
+        (b"application/grpc-web", "415"),
+        (b"application/grpc-web+proto", "415"),
+        (b"application/grpcx", "415"),
+        (b"text/html", "415"),
+    ],
+)
+def test_types_of_messages(told: bytes, problem: str) -> None:
+    assert read_head([*PSEUDO, (b"content-type", told)]).problem == problem
+
+
+@pytest.mark.parametrize(
+    ("told", "size", "end", "fits"),
+    [("", 7, True, True), ("5", 5, True, True), ("5", 4, False, True), ("5", 4, True, False), ("5", 6, False, False)],
+)
+def test_as_many_bytes_come_as_were_told(told: str, size: int, *, end: bool, fits: bool) -> None:
+    head = read_head([*PSEUDO, TYPE, *([(b"content-length", told.encode())] if told else [])])
+    assert head.fits(size, end=end) is fits
 
 
 @pytest.mark.parametrize(
@@ -40,6 +66,11 @@ def test_what_is_no_call_is_answered_as_http() -> None:
         [*PSEUDO, TYPE, (b"X-Upper", b"1")],
         [*PSEUDO, TYPE, (b"a b", b"1")],
         [*PSEUDO, TYPE, (b"connection", b"close")],
+        [*PSEUDO, TYPE, (b"te", b"trailers, deflate")],
+        [*PSEUDO, TYPE, (b"content-length", b"-1")],
+        [*PSEUDO, TYPE, (b"content-length", b"")],
+        [*PSEUDO[:3], TYPE, PSEUDO[3]],
+        [*PSEUDO[:2], (b":path", b""), TYPE],
         [*PSEUDO, (b":protocol", b"websocket"), TYPE],
         [*PSEUDO, TYPE, (b"x-a", b"1\r\nx-b: 2")],
         [*PSEUDO, TYPE, (b"x-a", b"1\0")],

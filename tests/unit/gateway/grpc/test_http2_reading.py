@@ -59,6 +59,9 @@ class Notes:
     def sated(self) -> bool:
         return len(self.came) >= self.most
 
+    def begun(self) -> None:
+        pass
+
     def data(self, stream: int, data: bytes, size: int, *, end: bool) -> None:
         self.came.append(("data", stream, data, size, end))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import grpc
 
@@ -16,15 +16,13 @@ from polyfleet.gateway.grpc.http2.frames import (
     widened,
     window_update,
 )
-from polyfleet.gateway.grpc.http2.heads import ANSWER, ENCODINGS, Head, Metadata, expanded, trailers
-from polyfleet.gateway.pace import Pace
+from polyfleet.gateway.grpc.http2.heads import ANSWER, ENCODINGS, IDENTITY, Head, Metadata, expanded, trailers
 
 PREFIX_BYTES = 5  # before each message: whether it is compressed, and its length
 WINDOW = 256 * 1024  # bytes of a call that may come before its handler takes some
 LATE_SECONDS = 0.5  # behind the deadline, for a handler that keeps it itself
 OK, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 4, 8, 12, 13
-
-ConnectionT = TypeVar("ConnectionT", contravariant=True)
+NOT_EXPANDED = {IDENTITY: INTERNAL} | dict.fromkeys(ENCODINGS, RESOURCE_EXHAUSTED)
 
 
 class Carrier(Protocol):
@@ -51,28 +49,12 @@ class Carrier(Protocol):
         """Before or behind them."""
         ...
 
+    def took(self, size: int) -> None:
+        """So many bytes of messages are held no more."""
+        ...
+
     def forget(self, call: Call) -> None:
         """It has ended."""
-        ...
-
-
-class CallServer(Protocol[ConnectionT]):
-    """Who answers a connection's calls."""
-
-    max_streams: int  # of a connection, at once
-    max_header_bytes: int
-    pace: Pace  # of strangers
-
-    def opened(self, connection: ConnectionT) -> None:
-        """It is there."""
-        ...
-
-    def closed(self, connection: ConnectionT) -> None:
-        """It is gone, and its calls with it."""
-        ...
-
-    def called(self, connection: ConnectionT, stream: int, head: Head) -> Call:
-        """Begin a call."""
         ...
 
 
@@ -89,6 +71,7 @@ class Call:
         self._connection = connection
         self._max_bytes = max_bytes
         self._parts = bytearray()  # of messages that have come: taken apart one by one, as its handler takes them
+        self._came = 0  # bytes of all of them
         self._allowed, self._owed = WINDOW, 0  # bytes that the client may send, and that it may once they are taken
         self._waiters: list[asyncio.Future[None]] = []  # its handler may read in one task and write in another
         self._begun = self._torn = False  # headers were sent; a message in part
@@ -136,6 +119,7 @@ class Call:
                 await self._wait()
             compressed, message = self._parts[0], bytes(self._parts[PREFIX_BYTES:size])
             del self._parts[:size]
+            self._connection.took(size)
             if self._broken():
                 return
             self._allow()
@@ -143,7 +127,7 @@ class Call:
                 try:
                     message = expanded(message, self.head.encoding, self._max_bytes)
                 except ValueError as error:
-                    self._refuse(RESOURCE_EXHAUSTED if self.head.encoding in ENCODINGS else UNIMPLEMENTED, str(error))
+                    self._refuse(NOT_EXPANDED.get(self.head.encoding, UNIMPLEMENTED), str(error))
                     return
             yield message if decode is None else decode(message)
 
@@ -217,12 +201,15 @@ class Call:
         self._owed += size
         if self._allowed < 0:
             raise ConnectionProblem(Problem.FLOW_CONTROL_ERROR, "more came than was allowed")
-        if self.half_closed:
-            self._connection.send(reset(self.stream, Problem.STREAM_CLOSED))
+        self._connection.took(size - len(data))
+        self._parts += data
+        self._came += len(data)
+        if self.half_closed or not self.head.fits(self._came, end=end):
+            code = Problem.STREAM_CLOSED if self.half_closed else Problem.PROTOCOL_ERROR
+            self._connection.send(reset(self.stream, code))
             self.lost()
             return
         self.half_closed = end
-        self._parts += data
         if self._broken():
             return
         if not self._whole():
@@ -285,6 +272,8 @@ class Call:
 
     def _end(self) -> None:
         self.ended = True
+        self._connection.took(len(self._parts))
+        self._parts.clear()
         if self._timer is not None:
             self._timer.cancel()
         self._connection.forget(self)

@@ -1,17 +1,29 @@
 """HTTP/2's frames and header blocks in bytes, as far as a server of gRPC writes and reads them. Pure."""
 
+import re
 import struct
 from collections.abc import Mapping
 from enum import IntEnum, unique
 from functools import lru_cache
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HTTP_1 = re.compile(rb"[A-Z]{3,16} [/*h]")  # how its requests begin
+TO_HTTP_1 = (
+    b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\ncontent-type: text/plain\r\n\r\n"
+    b"This port speaks gRPC, over HTTP/2: HTTP/1.1 is spoken on another port.\n"
+)
 HEAD = struct.Struct(">HBBBI")  # length (16 bits and 8 more), kind, flags, stream
 MAX_FRAME_BYTES = 16_384
 MAX_WINDOW = 2**31 - 1
 DEFAULT_WINDOW = 65_535
 
-DATA, HEADERS, _, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+OF_CALLS, OF_CONNECTIONS = (
+    frozenset({DATA, HEADERS, PRIORITY, RST_STREAM, CONTINUATION}),
+    frozenset({SETTINGS, PING, GOAWAY}),
+)
+SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}  # bytes, of kinds that have but one
+PRIORITY_BYTES = SIZES[PRIORITY]
 END_STREAM, ACK, END_HEADERS, PADDED, PRIORITISED = 0x1, 0x1, 0x4, 0x8, 0x20
 ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 2, 3, 4, 5, 6
 
@@ -30,6 +42,7 @@ class Problem(IntEnum):
     CANCEL = 0x8
     COMPRESSION_ERROR = 0x9
     ENHANCE_YOUR_CALM = 0xB
+    INADEQUATE_SECURITY = 0xC
 
 
 class ConnectionProblem(Exception):
@@ -40,8 +53,16 @@ class ConnectionProblem(Exception):
         self.code = code
 
 
+class NotHttp2(Exception):
+    """The peer speaks something else, and gets `answer`."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__()
+        self.answer = answer
+
+
 class StreamProblem(Exception):
-    """A call can't be one, which ends it, and nothing else of its connection."""
+    """A call can't be one, which ends it as a PROTOCOL_ERROR, and nothing else of its connection."""
 
 
 def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
@@ -61,17 +82,23 @@ def settings(values: Mapping[int, int]) -> bytes:
     return frame(SETTINGS, payload=b"".join(struct.pack(">HI", key, value) for key, value in values.items()))
 
 
-def greeting(max_streams: int, max_header_bytes: int, window: int, all_windows: int) -> bytes:
-    """What a server begins with: windows in bytes, of one call and of all of them together."""
+def greeting(max_streams: int, max_header_bytes: int, window: int) -> bytes:
+    """What a server begins with: `window` of each call, in bytes."""
     own = {MAX_CONCURRENT_STREAMS: max_streams, INITIAL_WINDOW_SIZE: window, MAX_HEADER_LIST_SIZE: max_header_bytes}
-    return settings(own) + window_update(0, all_windows - DEFAULT_WINDOW)
+    return settings(own)
 
 
-def read_settings(flags: int, stream: int, payload: bytes) -> dict[int, int]:
+def check(kind: int, stream: int, size: int) -> None:
+    """Raises ConnectionProblem for a frame of a wrong size, or on a stream where its kind has no place."""
+    if (kind in OF_CALLS and not stream) or (kind in OF_CONNECTIONS and stream):
+        raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a frame on a stream that has none of its kind")
+    if size != SIZES.get(kind, size):
+        raise ConnectionProblem(Problem.FRAME_SIZE_ERROR, f"a frame of {size} bytes")
+
+
+def read_settings(flags: int, payload: bytes) -> dict[int, int]:
     """What a SETTINGS frame has in the end. Raises ConnectionProblem for what can't be."""
-    if stream or (flags & ACK and payload):
-        raise ConnectionProblem(Problem.PROTOCOL_ERROR, "settings of a call")
-    if len(payload) % 6:
+    if len(payload) % 6 or (flags & ACK and payload):
         raise ConnectionProblem(Problem.FRAME_SIZE_ERROR, "SETTINGS of a wrong size")
     values = list(struct.iter_unpack(">HI", payload))
     for key, value in values:
@@ -86,7 +113,7 @@ def read_settings(flags: int, stream: int, payload: bytes) -> dict[int, int]:
 
 def read_increment(payload: bytes) -> int:
     """What a WINDOW_UPDATE frame gives. Raises ConnectionProblem where that is nothing."""
-    if len(payload) != 4 or not (size := int.from_bytes(payload, "big") & MAX_WINDOW):
+    if not (size := int.from_bytes(payload, "big") & MAX_WINDOW):
         raise ConnectionProblem(Problem.PROTOCOL_ERROR, "a window that does not grow")
     return size
 
@@ -122,7 +149,9 @@ def unpadded(flags: int, payload: bytes, *, prioritised: bool) -> bytes:
     if flags & PADDED:
         padding, payload = payload[0] if payload else 256, payload[1:]
     if prioritised and flags & PRIORITISED:
-        payload = payload[5:]
+        if len(payload) < PRIORITY_BYTES:
+            raise ConnectionProblem(Problem.FRAME_SIZE_ERROR, "headers that end within their priority")
+        payload = payload[PRIORITY_BYTES:]
     if padding > len(payload):
         raise ConnectionProblem(Problem.PROTOCOL_ERROR, "the padding is longer than its frame")
     return payload[: len(payload) - padding]
@@ -134,9 +163,9 @@ def header_block(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
     return b"".join(b"\x00" + _string(name) + _string(value) for name, value in headers)
 
 
-def header_frames(stream: int, headers: tuple[tuple[bytes, bytes], ...], *, end: bool) -> bytes:
-    """A HEADERS frame, and CONTINUATION behind it where it is too long for one."""
-    block, kind, flags, frames = header_block(headers), HEADERS, END_STREAM if end else 0, b""
+def header_frames(stream: int, headers: tuple[tuple[bytes, bytes], ...], *, end: bool, before: bytes = b"") -> bytes:
+    """A HEADERS frame, and CONTINUATION behind it where it is too long for one. `before`: what HPACK is told first."""
+    block, kind, flags, frames = before + header_block(headers), HEADERS, END_STREAM if end else 0, b""
     while len(block) > MAX_FRAME_BYTES:
         frames += frame(kind, flags, stream, block[:MAX_FRAME_BYTES])
         block, kind, flags = block[MAX_FRAME_BYTES:], CONTINUATION, 0

@@ -13,17 +13,20 @@ from polyfleet.gateway.grpc.http2.frames import StreamProblem
 Metadata = tuple[tuple[str, str | bytes], ...]
 BINARY = "-bin"
 TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+LENGTH = re.compile(rb"[0-9]{1,18}")
 SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 NAME = re.compile(rb"[0-9a-z_.!#$%&'*+^`|~-]+")
 NO_VALUE = re.compile(rb"[\0\r\n]")  # what holds these is none
 PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
 UNTOLD = frozenset({b"te", b"content-type"})  # no metadata, as names that begin with grpc-
+TYPE = re.compile(rb"application/grpc(\+proto)?( *;.*)?", re.IGNORECASE)
 OF_CONNECTIONS = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
+IDENTITY = b"identity"
 ENCODINGS = {b"gzip": zlib.MAX_WBITS | 16, b"deflate": zlib.MAX_WBITS}  # what zlib calls them
 ANSWER = (
     (b":status", b"200"),
     (b"content-type", b"application/grpc"),
-    (b"grpc-accept-encoding", b",".join((b"identity", *ENCODINGS))),
+    (b"grpc-accept-encoding", b",".join((IDENTITY, *ENCODINGS))),
 )
 PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # beside letters and digits, in grpc-message
 
@@ -42,37 +45,56 @@ class Head(NamedTuple):
     size: int  # bytes, as HTTP/2 counts a header list
     problem: str = ""
     fault: str = ""
+    length: int | None = None  # bytes of all messages with their prefixes, where the client told
+
+    def fits(self, size: int, *, end: bool) -> bool:
+        """Whether so many bytes of messages may have come, behind which none follow at the `end`."""
+        return self.length is None or size == self.length or (size < self.length and not end)
 
 
 def read_head(headers: Sequence[tuple[bytes, bytes]]) -> Head:
     """Of decoded headers. Raises StreamProblem for what HTTP/2 calls malformed."""
-    pseudo, others, size = dict[bytes, bytes](), list[tuple[bytes, bytes]](), 0
+    pseudo, size = dict[bytes, bytes](), 0
     for name, value in headers:
         size += len(name) + len(value) + 32
         if name[:1] == b":":
-            if others or name in pseudo or name not in PSEUDO:
-                raise StreamProblem("a pseudo-header is out of its place")
+            if name in pseudo or name not in PSEUDO or NO_VALUE.search(value):
+                raise StreamProblem("a pseudo-header can't be")
             pseudo[name] = value
-        elif NAME.fullmatch(name) is None or name in OF_CONNECTIONS:
-            raise StreamProblem("a header's name can't be")
-        else:
-            others.append((name, value))
-        if NO_VALUE.search(value):
-            raise StreamProblem("a header's value can't be")
+    others = headers[len(pseudo) :]
+    check_fields(others)
     if not (path := pseudo.get(b":path")) or b":method" not in pseudo or b":scheme" not in pseudo:
         raise StreamProblem("a pseudo-header is missing")
     own = dict(others)
     problem = "405" if pseudo[b":method"] != b"POST" else ""
-    if not own.get(b"content-type", b"").startswith(b"application/grpc"):
+    if TYPE.fullmatch(own.get(b"content-type", b"")) is None:
         problem = problem or "415"
-    encoding = own.get(b"grpc-encoding", b"identity")
+    encoding = own.get(b"grpc-encoding", IDENTITY)
     metadata: Metadata = ()
     timeout, fault = None, ""
     try:
         metadata, timeout = _metadata(others), _timeout(own)
     except ValueError as error:
         fault = str(error)
-    return Head(path.decode("latin-1"), metadata, timeout, encoding, size, problem, fault)
+    length = _length(own)
+    return Head(path.decode("latin-1"), metadata, timeout, encoding, size, problem, fault, length)
+
+
+def check_fields(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raises StreamProblem for those that can't stand behind a call's pseudo-headers, or behind its messages."""
+    for name, value in headers:
+        if NAME.fullmatch(name) is None or name in OF_CONNECTIONS:  # no pseudo-header has such a name
+            raise StreamProblem("a header's name can't be")
+        if NO_VALUE.search(value) or (name == b"te" and value.lower() != b"trailers"):
+            raise StreamProblem("a header's value can't be")
+
+
+def _length(headers: dict[bytes, bytes]) -> int | None:
+    if (told := headers.get(b"content-length")) is None:
+        return None
+    if LENGTH.fullmatch(told) is None:
+        raise StreamProblem("content-length can't be read")
+    return int(told)
 
 
 def _timeout(headers: dict[bytes, bytes]) -> float | None:

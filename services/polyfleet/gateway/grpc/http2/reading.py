@@ -9,13 +9,17 @@ from polyfleet.gateway.grpc.http2.frames import (
     END_STREAM,
     HEAD,
     HEADERS,
+    HTTP_1,
     MAX_FRAME_BYTES,
     MAX_WINDOW,
     PREFACE,
     PUSH_PROMISE,
     SETTINGS,
+    TO_HTTP_1,
     ConnectionProblem,
+    NotHttp2,
     Problem,
+    check,
     unpadded,
 )
 from polyfleet.gateway.grpc.http2.hpack import Header, HeaderDecoder
@@ -29,6 +33,10 @@ class Received(Protocol):
     @property
     def sated(self) -> bool:
         """Whether it takes no more for now: the rest is kept until the next `feed`."""
+        ...
+
+    def begun(self) -> None:
+        """It is HTTP/2."""
         ...
 
     def data(self, stream: int, data: bytes, size: int, *, end: bool) -> None:
@@ -48,23 +56,23 @@ class FrameReader:
     """Of one connection. No more is kept than a frame, MAX_BLOCK_BYTES of headers, and what it fed when sated."""
 
     def __init__(self, received: Received) -> None:
-        self.greeted = False  # the client's first settings have come
+        self.prefaced = self.greeted = False  # it is HTTP/2; the client's first settings have come
         self._received = received
         self._buffer = bytearray()
-        self._prefaced = False
         self._pieces: tuple[int, int, bytes, int] | None = None  # stream, flags, what has come, in how many
         self._decoder = HeaderDecoder(MAX_BLOCK_BYTES)
 
     def feed(self, data: bytes) -> None:
-        """Frames, or parts of them. Raises ConnectionProblem, behind which nothing can be read."""
+        """Frames, or parts of them. Raises ConnectionProblem or NotHttp2, behind which nothing can be read."""
         self._buffer += data
         buffer, at = self._buffer, 0
-        if not self._prefaced:
+        if not self.prefaced:
             if not PREFACE.startswith(bytes(buffer[: len(PREFACE)])):
-                raise ConnectionProblem(Problem.PROTOCOL_ERROR, "this port speaks HTTP/2")
+                raise NotHttp2(TO_HTTP_1 if HTTP_1.match(buffer) else b"")
             if len(buffer) < len(PREFACE):
                 return
-            self._prefaced, at = True, len(PREFACE)
+            self.prefaced, at = True, len(PREFACE)
+            self._received.begun()
         while len(buffer) - at >= HEAD.size and not self._received.sated:
             high, low, kind, flags, stream = HEAD.unpack_from(buffer, at)
             if (size := high << 8 | low) > MAX_FRAME_BYTES:
@@ -79,6 +87,7 @@ class FrameReader:
         if not self.greeted and kind != SETTINGS:
             raise ConnectionProblem(Problem.PROTOCOL_ERROR, "settings come first")
         self.greeted = True
+        check(kind, stream, len(payload))
         if (self._pieces is not None) != (kind == CONTINUATION):
             raise ConnectionProblem(Problem.PROTOCOL_ERROR, "headers are in pieces that belong together")
         if kind == PUSH_PROMISE:
