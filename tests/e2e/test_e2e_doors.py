@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import psutil
 import pytest
-from tests.support.serve_process import ServeProcess
+from tests.support.serve_process import ServeProcess, command_line
 
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import fleet_pb2_grpc, worker_pb2_grpc
@@ -68,7 +68,7 @@ def test_the_token_is_in_a_private_file_and_nowhere_else(stack: ServeProcess) ->
     assert len(token) == 64
     assert token not in stack.output
     assert not any(token in path.read_text(errors="replace") for path in (stack.state_dir / "logs").iterdir())
-    assert not any(token in " ".join(process.cmdline()) for process in stack.processes())
+    assert not any(token in command_line(process) for process in stack.processes())
 
 
 def test_nothing_listens_beyond_loopback_and_no_file_is_open_to_others(stack: ServeProcess) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +105,18 @@ class ServeProcess:
             self._known |= {root, *root.children(recursive=True)}
         except psutil.NoSuchProcess:
             pass
-        self._known |= {psutil.Process(worker["pid"]) for worker in self.locks() if psutil.pid_exists(worker["pid"])}
+        for worker in self.locks():
+            with suppress(psutil.NoSuchProcess):
+                self._known.add(psutil.Process(worker["pid"]))
         return {each for each in self._known if alive(each)}
 
     def locks(self) -> list[dict[str, Any]]:
         """The workers' lock files."""
-        files = (self.state_dir / "workers").glob("*.json")
-        return [json.loads(path.read_text()) for path in files]
+        found = []
+        for path in (self.state_dir / "workers").glob("*.json"):
+            with suppress(FileNotFoundError):  # its worker has ended meanwhile
+                found.append(json.loads(path.read_text()))
+        return found
 
     def ray_folders(self) -> list[str]:
         """Where this stack's Ray keeps its files, while it has one."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -65,9 +66,10 @@ class Starting:
         """Process 1 of its namespace, once it does something about SIGTERM: catches, holds back or passes it on."""
         while True:
             for child in self._root.children():
-                heard = alive(child) and child.name() != "unshare" and not _is_dropped(child.pid, signal.SIGTERM)
-                if heard and (child.name() != INIT_NAME or _has_begun(child)):
-                    return child
+                with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):  # it ends meanwhile
+                    heard = alive(child) and child.name() != "unshare" and not _is_dropped(child.pid, signal.SIGTERM)
+                    if heard and (child.name() != INIT_NAME or _has_begun(child)):
+                        return child
             assert self._popen.poll() is None, self._popen.communicate()
             time.sleep(0.001)
 
@@ -91,7 +93,7 @@ class Starting:
     def kill(self) -> None:
         """End all of it."""
         for each in {*self._root.children(recursive=True), *self.family, self._root}:
-            if alive(each):
+            with suppress(psutil.NoSuchProcess):
                 each.kill()
 
 

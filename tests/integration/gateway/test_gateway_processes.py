@@ -162,4 +162,7 @@ async def test_two_of_them_do_not_share_a_port_and_one_that_can_not_start_says_w
 
 def alive(pid: int) -> bool:
     """Whether it runs; one that nobody has waited for yet does not."""
-    return bool(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

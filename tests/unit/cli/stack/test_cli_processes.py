@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -125,8 +126,9 @@ def test_a_spawned_process_dies_with_its_parent(tmp_path: Path) -> None:
         time.sleep(0.01)  # setpriv has not handed over yet
     parent.kill()
     parent.wait()
-    while command.exists() and command.read_bytes():
-        time.sleep(0.01)
+    with suppress(FileNotFoundError, ProcessLookupError):
+        while command.read_bytes():
+            time.sleep(0.01)
 
 
 def test_descendants_are_known_and_ended() -> None:
