@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +54,24 @@ SIGTERM, SIGHUP or Ctrl-C ends it. Exit status: 0 well, 2 can't start.
 )
 def main(config: Path | None, **overrides: Any) -> None:
     """Run the console: the fleet in a browser."""
-    run(config, overrides)
-
-
-def run(config: Path | None, overrides: dict[str, Any]) -> None:
-    """Serve as the file says, with `overrides` that are not None, until a signal; ends this process if it can't."""
     try:
-        settings = load_config(config, overrides)
-        set_up_logging(settings.log_level, process="console")
-        asyncio.run(serve(settings))
+        run(config, overrides)
     except (ConfigError, AuthSetupError) as error:
         click.echo(error, err=True)
         sys.exit(CANNOT_START)
 
 
-async def serve(config: ConsoleConfig) -> None:
+def run(config: Path | None, overrides: dict[str, Any], listens: Callable[[], None] = lambda: None) -> None:
+    """Serve as the file says, with `overrides` that are not None, until a signal; `listens` is called once it does.
+
+    Raises ConfigError and AuthSetupError when it can't.
+    """
+    settings = load_config(config, overrides)
+    set_up_logging(settings.log_level, process="console")
+    asyncio.run(serve(settings, listens))
+
+
+async def serve(config: ConsoleConfig, listens: Callable[[], None]) -> None:
     """Serve until SIGTERM, SIGINT or SIGHUP."""
     from polyfleet.console.server import Console
 
@@ -76,6 +80,7 @@ async def serve(config: ConsoleConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(number, told.set)
     console = Console(config)
     await console.start()
+    listens()
     await told.wait()
     ignore_hangups()
     await console.stop()

@@ -4,9 +4,12 @@ from pathlib import Path
 
 import click
 
+from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import DEFAULT_GATEWAY, FILE, TEXT, check_address, chosen_tls_dir, examples, fleet_options
 from polyfleet.cli.state_folder import known_token
 from polyfleet.cli.terminal.output import err
+from polyfleet.process.config import ConfigError
+from polyfleet.wire.auth import AuthSetupError
 
 LISTEN = "127.0.0.1:8080"
 
@@ -17,9 +20,7 @@ LISTEN = "127.0.0.1:8080"
         "polyfleet console --listen 0.0.0.0:8080 --keys-file keys.yaml --fleet 10.0.0.1:50052 --gateway 10.0.0.1:50051",
     )
 )
-@click.option(
-    "--listen", type=TEXT, default="127.0.0.1:8080", show_default=True, metavar="HOST:PORT", help="Of the pages."
-)
+@click.option("--listen", type=TEXT, default=LISTEN, show_default=True, metavar="HOST:PORT", help="Of the pages.")
 @click.option(
     "--gateway",
     default=DEFAULT_GATEWAY,
@@ -38,7 +39,11 @@ def console(listen: str, gateway: str, keys_file: Path | None, fleet: str, fleet
 
     check_address(fleet)
     token_file, tls_dir = fleet_token_file or known_token(fleet), chosen_tls_dir()
-    err.print(f"The console is at http://{listen}; Ctrl-C ends it.", markup=False)
     paths = {"keys_file": keys_file, "fleet_token_file": token_file, "fleet_tls_dir": tls_dir}
     given = {name: str(path) for name, path in paths.items() if path}
-    run(None, {"listen": listen, "gateway": gateway, "fleet": fleet, "log_level": "warning", **given})
+    options = {"listen": listen, "gateway": gateway, "fleet": fleet, "log_level": "warning", **given}
+    said = f"The console is at http://{listen}; Ctrl-C ends it."
+    try:
+        run(None, options, lambda: err.print(said, markup=False))
+    except (ConfigError, AuthSetupError) as error:
+        raise CliError(str(error), ExitCode.BAD_INPUT) from None
