@@ -24,10 +24,11 @@ pytestmark = pytest.mark.usefixtures("undivided")
 TOKENS = 3
 KINDS: Mapping[str, Mapping[str, Any]] = {  # of two layers
     "qwen3next": {"layer_types": ["linear_attention", "full_attention"]},
+    "granite4": {"layer_types": ["linear_attention", "full_attention"]},
     "gpt-oss": {"layer_types": ["sliding_attention", "full_attention"]},
     "smollm3": {"no_rope_layers": [1, 0]},
 }
-NAMES = ("gpt-oss", "qwen3next", "smollm3")
+NAMES = ("gpt-oss", "granite4", "qwen3next", "smollm3")
 
 
 @pytest.mark.parametrize("name", NAMES)

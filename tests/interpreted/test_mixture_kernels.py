@@ -8,7 +8,7 @@ import torch
 from tests.interpreted.test_kernels import KERNELS, REFERENCES, assert_close, fresh_numbers, poisoned_outputs, run
 from tests.support.kernel_cases import NUM_BLOCKS, make_context, make_step
 
-from polyfleet.graph.ops import Attention, CacheWrite, Convolution, DeltaRule, Experts, Op, OpKind, Route
+from polyfleet.graph.ops import Attention, CacheWrite, Convolution, DeltaRule, Experts, Op, OpKind, Route, StateSpace
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.step import Step
 from polyfleet.kernels.triton.experts import bind_experts
@@ -97,39 +97,49 @@ def test_padding_has_no_expert() -> None:
 
 
 RULE = DeltaRule(1, key_heads=2, value_heads=4, key_width=12, value_width=24)
+SPACE = StateSpace(1, key_heads=2, value_heads=4, key_width=12, value_width=24)
 COLUMNS = 2 * 2 * 12 + 4 * 24
 CONV = Convolution(0, taps=4)
 
 
-def states(*, turns: bool = False) -> tuple[KernelContext, Op, Op]:
-    weights = {"w": torch.randn(1, COLUMNS * 4), "a": torch.randn(1, 4), "b": torch.randn(1, 4)}
-    conv = Op(OpKind.CAUSAL_CONV, (1,), (2,), ("w",), attributes=CONV)
-    rule = Op(OpKind.DELTA_RULE, (1, 2), (3,), ("a", "b"), attributes=replace(RULE, turns=turns))
+RULES = {
+    "delta": Op(OpKind.DELTA_RULE, (1, 2), (3,), ("a", "b"), attributes=RULE),
+    "delta, turns": Op(OpKind.DELTA_RULE, (1, 2), (3,), ("a", "b"), attributes=replace(RULE, turns=True)),
+    "mamba 2": Op(OpKind.SSM_SCAN, (1, 2), (3,), ("a", "b", "d"), attributes=SPACE),
+}
+
+
+def states(rule: Op, biases: tuple[str, ...] = ()) -> tuple[KernelContext, Op, Op]:
+    weights = {"w": torch.randn(1, COLUMNS * 4), "bias": torch.randn(1, COLUMNS)}
+    weights |= {name: torch.randn(1, 4) for name in "abd"}
+    conv = Op(OpKind.CAUSAL_CONV, (1,), (2,), ("w",), biases, CONV)
     held = [torch.full((5, width), float("nan")) for width in (3 * COLUMNS, 4 * 12 * 24)]
     return replace(make_context(weights=weights), states=held), conv, rule
 
 
-@pytest.mark.parametrize("turns", [False, True])
-def test_states(turns: bool) -> None:
+@pytest.mark.parametrize("biases", [(), ("bias",)])
+@pytest.mark.parametrize("name", RULES)
+def test_states(name: str, biases: tuple[str, ...]) -> None:
     """Steps of prompts and of single rows, some first ones, in both implementations by turns."""
-    contexts = states(turns=turns)
+    contexts, gates = states(RULES[name], biases), 4 if name == "mamba 2" else 8
     other = replace(contexts[0], states=[each.clone() for each in contexts[0].states])
     for parts in ([(3, 0), (9, 0)], [(1, 3), (2, 9)], [(1, 0), (1, 11)], [(1, 1), (1, 0)]):
         step = make_step(parts)
         rows = len(step.positions)
         for op, inputs in ((contexts[1], [torch.randn(rows, COLUMNS)]), (contexts[2], [torch.randn(rows, COLUMNS)])):
-            operands = inputs if op.kind is OpKind.CAUSAL_CONV else [*inputs, torch.randn(rows, 8)]
+            operands = inputs if op.kind is OpKind.CAUSAL_CONV else [*inputs, torch.randn(rows, gates)]
             assert_close(run(KERNELS, op, contexts[0], step, *operands), run(REFERENCES, op, other, step, *operands))
     for mine, theirs in zip(contexts[0].states, other.states, strict=True):
         assert_close(mine[:2], theirs[:2])
         assert mine[2:].isnan().all()
 
 
-def test_padding_leaves_states_alone() -> None:
-    context, conv, rule = states()
+@pytest.mark.parametrize("name", RULES)
+def test_padding_leaves_states_alone(name: str) -> None:
+    context, conv, rule = states(RULES[name])
     step = padded(make_step([(1, 0), (1, 4)]), 1)
     run(KERNELS, conv, context, step, torch.randn(2, COLUMNS))
-    run(KERNELS, rule, context, step, torch.randn(2, COLUMNS), torch.randn(2, 8))
+    run(KERNELS, rule, context, step, torch.randn(2, COLUMNS), torch.randn(2, 4 if name == "mamba 2" else 8))
     for state in context.states:
         assert state[0].isfinite().all()
         assert state[1:].isnan().all()

@@ -46,7 +46,10 @@ STATED: Mapping[str, Any] = {
     },
 }
 OWN: Mapping[str, Mapping[str, Any]] = {  # what some state by names of their own
-    "granite4": {"layer_types": ["attention", "attention"], "num_local_experts": 0},
+    "granite4": {
+        **{"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_state": 16, "intermediate_size": 24},
+        "shared_intermediate_size": 40,
+    },
     "lfm2": {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False},
     "lfm2moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_local_experts": None},
     "ernie4.5moe": {"moe_num_experts": 4, "moe_k": 2, "num_experts": None, "num_local_experts": None},

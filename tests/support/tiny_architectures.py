@@ -1,14 +1,25 @@
 """A tiny random checkpoint of every architecture, by transformers."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from tests.support.republished import as_internlm2, as_published_exaone
+from tests.support.tiny_hybrids import HYBRIDS
+from tests.support.tiny_kinds import (
+    CONTEXT,
+    GGUF_GRANITE,
+    GGUF_MIXTURE,
+    GRANITE,
+    LAYERS,
+    LLAMA_LIKE,
+    MIXTURE,
+    VOCABULARY,
+    WINDOW,
+    Tiny,
+)
 
-LAYERS, VOCABULARY, CONTEXT = 4, 160, 256
 COMMON: Mapping[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -22,7 +33,6 @@ COMMON: Mapping[str, Any] = {
     "eos_token_id": 2,
     "initializer_range": 0.2,
 }
-WINDOW = 12
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 SHARPENED = {**YARN, "factor": 2.0, "original_max_position_embeddings": 128, "llama_4_scaling_beta": 0.1}
 HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
@@ -37,41 +47,12 @@ LONG = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Tiny:
-    """What transformers makes a checkpoint of, and how llama.cpp's converter would write it."""
-
-    kind: str  # model_type
-    config: Mapping[str, Any] = field(default_factory=dict)  # beside COMMON
-    gguf: str = ""  # architecture; none: no GGUF file of this one
-    keys: Mapping[str, Any] = field(default_factory=dict)  # beside those of all
-    interleaved: tuple[str, ...] = ()  # linears whose rows the converter reorders
-    norm_offset: float = 0.0  # what it adds to norms
-    tolerance: float = 0.0  # of logprobs, where float32 itself is nearly as far from float64: states keep its errors
-    rewrite: Callable[[Path], None] | None = None  # makes transformers' folder one of a model that it lacks
-    seed: int = 0  # of experts one for which no router is so near a tie that the CPU library's cache decides
-
-
-LLAMA_LIKE = ("q_proj", "k_proj")
 GEMMA = {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 16}
-MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-GGUF_MIXTURE = {"expert_count": 4, "expert_used_count": 2}
 LATENT = {
     **{"kv_lora_rank": 32, "q_lora_rank": None, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 48},
     **{"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2, "n_shared_experts": 2},
     **{"moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_key_value_heads": 4},
 }
-GRANITE = {
-    **{"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.3, "logits_scaling": 2.0},
-    "tie_word_embeddings": True,
-}
-GGUF_GRANITE = {"embedding_scale": 3.0, "attention.scale": 0.2, "residual_scale": 0.3, "logit_scale": 2.0}
-DELTA = {
-    **{"layer_types": ["linear_attention", "full_attention"] * 2, "head_dim": 32, "linear_conv_kernel_dim": 3},
-    **{"linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_num_value_heads": 4, "linear_value_head_dim": 32},
-}
-STATEFUL: dict[str, Any] = {"norm_offset": 1.0, "tolerance": 1e-3}
-SHARED_MIXTURE = {**MIXTURE, "shared_expert_intermediate_size": 48}
 TINY: Mapping[str, Tiny] = {
     "llama": Tiny("llama", {}, "llama", {}, LLAMA_LIKE),
     "llama, yarn": Tiny("llama", {"rope_parameters": YARN}),
@@ -152,9 +133,6 @@ TINY: Mapping[str, Tiny] = {
         "gpt-oss",
         GGUF_MIXTURE,
     ),
-    "qwen3next": Tiny("qwen3_next", {**DELTA, **SHARED_MIXTURE, "norm_topk_prob": True}, **STATEFUL, seed=2),
-    "qwen3.5": Tiny("qwen3_5_text", {**DELTA, "linear_num_key_heads": 4}, **STATEFUL, seed=2),
-    "qwen3.5moe": Tiny("qwen3_5_moe_text", {**DELTA, **SHARED_MIXTURE}, **STATEFUL, seed=3),
     "gemma": Tiny("gemma", {"head_dim": 16}, "gemma", {}, norm_offset=1.0),
     "olmo2": Tiny("olmo2", {}, "olmo2"),
     "olmo3": Tiny(
@@ -182,13 +160,6 @@ TINY: Mapping[str, Tiny] = {
         "granitemoe",
         {**GGUF_GRANITE, **GGUF_MIXTURE, "expert_shared_feed_forward_length": 48},
         LLAMA_LIKE,
-    ),
-    "granite4": Tiny(
-        "granitemoehybrid",
-        {
-            **{**GRANITE, "num_local_experts": 0, "shared_intermediate_size": 96, "position_embedding_type": "rope"},
-            "layer_types": ["full_attention"] * LAYERS,
-        },
     ),
     "olmoe": Tiny("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}, "olmoe", GGUF_MIXTURE, seed=2),
     "ernie4.5moe": Tiny(
@@ -237,21 +208,6 @@ TINY: Mapping[str, Tiny] = {
         "minimax-m2",
         {**GGUF_MIXTURE, "expert_gating_func": 2, "expert_feed_forward_length": 96, "rope.dimension_count": 8},
     ),
-    "lfm2": Tiny(
-        "lfm2",
-        {"block_auto_adjust_ff_dim": False, "layer_types": ["conv", "full_attention"] * 2},
-        "lfm2",
-        {"attention.head_count_kv": [0, 2, 0, 2], "shortconv.l_cache": 3},
-    ),
-    "lfm2moe": Tiny(
-        "lfm2_moe",
-        {**MIXTURE, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"] * 2},
-        "lfm2moe",
-        {
-            **{**GGUF_MIXTURE, "attention.head_count_kv": [0, 2, 0, 2], "shortconv.l_cache": 3},
-            **{"expert_feed_forward_length": 32, "expert_gating_func": 2, "leading_dense_block_count": 1},
-        },
-    ),
     "trinity": Tiny(
         "afmoe",
         {
@@ -268,6 +224,7 @@ TINY: Mapping[str, Tiny] = {
     "mistral, ministral 3": Tiny("ministral3", {"head_dim": 16, "rope_parameters": SHARPENED}),
     "glm4": Tiny("glm4", {"head_dim": 16}, "glm4", {"rope.dimension_count": 8}),
     "glm": Tiny("glm", {"head_dim": 16}),
+    **HYBRIDS,
 }
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-from tests.support.tiny_architectures import CONTEXT, LAYERS, VOCABULARY, Tiny
+from tests.support.tiny_kinds import CONTEXT, LAYERS, VOCABULARY, Tiny
 from tests.support.tiny_models import interleave
 
 EPS = ("rms_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_eps")  # how configurations call it
@@ -19,6 +19,7 @@ RENAMED = {  # names of some models' modules, and those that the package knows
     "mlp.expert_bias": "mlp.expert_bias.bias",
     "feed_forward.expert_bias": "feed_forward.expert_bias.bias",
     "feed_forward.experts": "mlp.experts",
+    ".dt_bias": ".dt_proj.bias",
 }
 
 
@@ -57,7 +58,7 @@ def write_gguf(tiny: Tiny, model: Any, path: Path) -> None:
             data = interleave(data, len(data) // head_dim)
         if name.endswith("norm.weight"):
             data = data + tiny.norm_offset
-        writer.add_tensor(f"{names.get_name(stem)}.{kind}", data)
+        writer.add_tensor(f"{names.get_name(stem)}.{kind}".rstrip("."), data)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -76,6 +77,12 @@ def _apart(tensors: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
             for number, part in enumerate(parts):
                 each = tensor[..., number :: len(parts)]
                 yield stem.replace("gate_up", part) + (".bias" if bias else ".weight"), each if bias else each.mT
+        elif name.endswith(".A_log"):
+            yield f"{name}.", -tensor.exp().unsqueeze(1)
+        elif name.endswith(".D"):
+            yield f"{name}.", tensor.unsqueeze(1)
+        elif name.endswith("conv1d.weight"):
+            yield name, tensor.squeeze(1)
         elif name.endswith(".sinks"):
             yield f"{name}.weight", tensor
         elif name.endswith("experts.gate_up_proj"):

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.tiny_architectures import LAYERS, TINY, make
+from tests.support.tiny_architectures import TINY, make
 from tests.support.tiny_encoders import CROSS_ENCODERS, make_cross_encoder
+from tests.support.tiny_kinds import LAYERS
 from tests.support.tiny_models import TinyShape, write_folder, write_gguf
 
 from polyfleet.cli.errors import ExitCode

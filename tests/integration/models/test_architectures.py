@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from tests.support.batching import over
-from tests.support.tiny_architectures import TINY, VOCABULARY, make
+from tests.support.tiny_architectures import TINY, make
 from tests.support.tiny_encoders import ENCODERS
 from tests.support.tiny_gguf import write_gguf
+from tests.support.tiny_kinds import VOCABULARY
 
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.batch import BatchLimits

@@ -9,7 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.support.batching import over
-from tests.support.tiny_architectures import TINY, VOCABULARY, make
+from tests.support.tiny_architectures import TINY, make
+from tests.support.tiny_kinds import VOCABULARY
 
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.batch import BatchLimits

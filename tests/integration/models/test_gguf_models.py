@@ -12,8 +12,9 @@ import pytest
 import torch
 from tests.support.batching import over
 from tests.support.eager_models import workload
-from tests.support.tiny_architectures import DELTA, LATENT, TINY, YARN, make
+from tests.support.tiny_architectures import LATENT, TINY, YARN, make
 from tests.support.tiny_gguf import write_gguf
+from tests.support.tiny_hybrids import DELTA
 
 from polyfleet.engine.batch import BatchLimits
 from polyfleet.executors.eager import EagerExecutor

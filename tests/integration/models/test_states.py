@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 from tests.support.batching import over
-from tests.support.tiny_architectures import TINY, VOCABULARY, make
+from tests.support.tiny_architectures import TINY, make
+from tests.support.tiny_kinds import VOCABULARY
 
 from polyfleet.engine.batch import BatchLimits
 from polyfleet.engine.engine import Engine

@@ -8,7 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.support.batching import over
-from tests.support.tiny_architectures import COMMON, DELTA, LATENT, VOCABULARY
+from tests.support.tiny_architectures import COMMON, LATENT
+from tests.support.tiny_hybrids import DELTA
+from tests.support.tiny_kinds import VOCABULARY
 
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.batch import BatchLimits

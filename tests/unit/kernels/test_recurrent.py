@@ -1,5 +1,6 @@
 """Ops with recurrent state against loops over single rows in float64."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -7,13 +8,15 @@ import torch
 from tests.support.kernel_cases import make_context
 from torch import Tensor
 
-from polyfleet.graph.ops import Convolution, DeltaRule, Op, OpKind
+from polyfleet.graph.ops import Convolution, DeltaRule, Op, OpKind, StateSpace
 from polyfleet.kernels.context import KernelContext
+from polyfleet.kernels.dispatch import Kernel
 from polyfleet.kernels.recurrent import CHUNK, RECURRENT
 from polyfleet.kernels.step import make_step
 
 CPU, SLOTS = torch.device("cpu"), 4
 BIND = {each.op: each.bind for each in RECURRENT}
+SPACE = StateSpace(1, key_heads=2, value_heads=4, key_width=8, value_width=6)
 RULE = DeltaRule(1, key_heads=2, value_heads=4, key_width=8, value_width=6)
 CONV = Convolution(0, taps=4)
 COLUMNS = 2 * 2 * 8 + 4 * 6
@@ -25,14 +28,16 @@ STEPS = [[(3, 0), (CHUNK + 9, 0)], [(1, 3), (2 * CHUNK, CHUNK + 9)], [(1, 0), (1
 def context() -> KernelContext:
     """States hold nothing finite: whatever a first row reads there is its own."""
     torch.manual_seed(5)
-    weights = {"w": torch.randn(1, COLUMNS * CONV.taps), "a": torch.randn(1, 4), "b": torch.randn(1, 4)}
+    weights = {"w": torch.randn(1, COLUMNS * CONV.taps), "bias": torch.randn(1, COLUMNS)}
+    weights |= {name: torch.randn(1, 4) for name in "abd"}
     states = [torch.full((SLOTS, width), float("nan")) for width in (3 * COLUMNS, 4 * 8 * 6)]
     return replace(make_context(weights=weights), states=states)
 
 
-def convolved(x: Tensor, weight: Tensor) -> Tensor:
+def convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     padded = torch.cat((torch.zeros(CONV.taps - 1, x.shape[1]), x)).double()
-    return torch.stack([(padded[row : row + CONV.taps].T * weight.double()).sum(1) for row in range(len(x))])
+    rows = [(padded[row : row + CONV.taps].T * weight.double()).sum(1) for row in range(len(x))]
+    return torch.stack(rows) + bias.double()
 
 
 def ruled(qkv: Tensor, gates: Tensor, a: Tensor, b: Tensor, *, turns: bool) -> Tensor:
@@ -55,25 +60,53 @@ def ruled(qkv: Tensor, gates: Tensor, a: Tensor, b: Tensor, *, turns: bool) -> T
     return out.flatten(1)
 
 
+def scanned(xbc: Tensor, steps: Tensor, a: Tensor, b: Tensor, d: Tensor) -> Tensor:
+    """Mamba 2's recurrence head by head and row by row, as ops.py has it."""
+    out = torch.zeros(len(xbc), 4, 6, dtype=torch.float64)
+    x, keys, queries = torch.split(xbc.double(), [24, 16, 16], dim=1)
+    for head in range(4):
+        state = torch.zeros(8, 6, dtype=torch.float64)
+        for row in range(len(xbc)):
+            key, query = (each[row, head // 2 * 8 : head // 2 * 8 + 8] for each in (keys, queries))
+            value = x[row, head * 6 : head * 6 + 6]
+            step = torch.nn.functional.softplus(steps[row, head].double() + b[0, head])
+            state = state * (-a[0, head].double().exp() * step).exp() + torch.outer(key, step * value)
+            out[row, head] = state.T @ query + d[0, head] * value
+    return out.flatten(1)
+
+
 @pytest.mark.parametrize("turns", [False, True])
 def test_sequences_come_to_the_same_however_their_rows_are_cut(context: KernelContext, turns: bool) -> None:
-    conv = BIND[OpKind.CAUSAL_CONV](Op(OpKind.CAUSAL_CONV, (1,), (2,), ("w",), attributes=CONV), context)
-    stated = replace(RULE, turns=turns)
-    rule = BIND[OpKind.DELTA_RULE](Op(OpKind.DELTA_RULE, (1, 2), (3,), ("a", "b"), attributes=stated), context)
+    rule = bind(Op(OpKind.DELTA_RULE, (1, 2), (3,), ("a", "b"), attributes=replace(RULE, turns=turns)), context)
+    check(context, rule, 8, lambda x, gates, weights: ruled(x, gates, weights["a"], weights["b"], turns=turns))
+
+
+def test_sequences_come_to_the_same_by_mamba_2s_recurrence(context: KernelContext) -> None:
+    scan = bind(Op(OpKind.SSM_SCAN, (1, 2), (3,), ("a", "b", "d"), attributes=SPACE), context)
+    check(context, scan, 4, lambda x, steps, weights: scanned(x, steps, *(weights[name] for name in "abd")))
+
+
+def bind(op: Op, context: KernelContext) -> Kernel:
+    return BIND[op.kind](op, context)
+
+
+def check(context: KernelContext, rule: Kernel, width: int, expect: Callable[..., Tensor]) -> None:
+    """The convolution and a rule with so many columns of gates, over all of STEPS."""
+    conv = bind(Op(OpKind.CAUSAL_CONV, (1,), (2,), ("w",), ("bias",), CONV), context)
     weights = {name: weight.data for name, weight in context.weights.items()}
     known: dict[int, list[tuple[Tensor, Tensor]]] = {}
     for parts in STEPS:
         step = make_step([([0] * rows, first, range(64)) for rows, first in parts], 4, CPU)
         count = sum(rows for rows, _ in parts)
-        x, gates = torch.randn(count, COLUMNS), torch.randn(count, 8)
+        x, gates = torch.randn(count, COLUMNS), torch.randn(count, width)
         found, at = (conv(step, x), rule(step, x, gates)), 0
         for slot, (rows, first) in enumerate(parts):
             mine = slice(at, at + rows)
             known[slot] = (known[slot] if first else []) + [(x[mine], gates[mine])]
             all_x, all_gates = (torch.cat(each) for each in zip(*known[slot], strict=True))
             expected = (
-                convolved(all_x, weights["w"].view(-1, CONV.taps)),
-                ruled(all_x, all_gates, *(weights[n] for n in "ab"), turns=turns),
+                convolved(all_x, weights["w"].view(-1, CONV.taps), weights["bias"]),
+                expect(all_x, all_gates, weights),
             )
             for ours, theirs in zip(found, expected, strict=True):
                 torch.testing.assert_close(ours[mine].double(), theirs[first:], atol=2e-5, rtol=2e-5)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from tests.support.tiny_architectures import LAYERS, TINY, make
+from tests.support.tiny_architectures import TINY, make
+from tests.support.tiny_kinds import LAYERS
 
 from polyfleet.kernels.quantisation import dequantise
 from polyfleet.kernels.weights import Weight, WeightFormat

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from polyfleet.graph.kernel_graph import GraphBuilder, KernelGraph
-from polyfleet.graph.ops import DeltaRule, Experts, OpKind, Route
+from polyfleet.graph.ops import DeltaRule, Experts, OpKind, Route, StateSpace
 from polyfleet.kernels.weights import Weight, WeightFormat, Weights
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.config import ModelConfig
@@ -29,7 +29,10 @@ CONFIG = ModelConfig(
 
 
 # What ops that CONFIG's graph lacks take beside its own weights.
-RARE = {"rare.taps": (1, 3 * 128), "rare.gates": (8, 128), "rare.decay": (1, 4), "rare.shift": (1, 4)}
+RARE = {
+    **{"rare.taps": (1, 3 * 128), "rare.gates": (8, 128), "rare.steps": (4, 128)},
+    **dict.fromkeys(("rare.decay", "rare.shift", "rare.skip"), (1, 4)),
+}
 
 
 def synthetic_model(seed: int = 0) -> LoadedModel:
@@ -58,7 +61,7 @@ def _random(shapes: Mapping[str, tuple[int, int]], seed: int) -> dict[str, Weigh
 def rare_ops(weights: Weights) -> KernelGraph:
     """The ops of users' graphs, a mixture of one expert, latent attention of one head, and what keeps a state; but
     argmax, whose columns are no numbers that are nearly right."""
-    rows = {name: weights[name].rows for name in ("norm", "layers.0.q", "rare.gates")}
+    rows = {name: weights[name].rows for name in ("norm", "layers.0.q", "rare.gates", "rare.steps")}
     builder = GraphBuilder(rows, {name: weight.columns for name, weight in weights.items()})
     x = builder.embedding("embedding")
     for kind in (OpKind.RELU, OpKind.GELU, OpKind.GELU_TANH, OpKind.SIGMOID):
@@ -72,4 +75,6 @@ def rare_ops(weights: Weights) -> KernelGraph:
     builder.head_linear(x, "layers.0.q", 1)
     mixed = builder.causal_conv(x, "rare.taps", 3)
     builder.delta_rule(mixed, builder.linear(x, "rare.gates"), ("rare.decay", "rare.shift"), DeltaRule(0, 2, 4, 16, 16))
+    space = StateSpace(0, key_heads=2, value_heads=4, key_width=16, value_width=16)
+    builder.ssm_scan(mixed, builder.linear(x, "rare.steps"), ("rare.decay", "rare.shift", "rare.skip"), space)
     return builder.freeze((builder.layer_norm(x, "norm", "norm", 1e-5),))

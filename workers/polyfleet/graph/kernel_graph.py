@@ -18,6 +18,7 @@ from polyfleet.graph.ops import (
     OpKind,
     Rope,
     Route,
+    StateSpace,
 )
 
 STATE_BYTES = 4  # of a state's number
@@ -225,16 +226,22 @@ class GraphBuilder:
         """The experts' gated MLPs; `weights` (and `biases`) are stacks of their gates, ups and downs."""
         return self.record(OpKind.EXPERTS, (x, shares), self.widths[x], weights, experts, biases)
 
-    def causal_conv(self, x: int, weight: str, taps: int) -> int:
+    def causal_conv(self, x: int, weight: str, taps: int, biases: tuple[str, ...] = ()) -> int:
         """Each column over the last `taps` rows; `weight` has [column, tap] in one row."""
         state = self.state((taps - 1) * self.widths[x])
-        return self.record(OpKind.CAUSAL_CONV, (x,), self.widths[x], (weight,), Convolution(state, taps))
+        return self.record(OpKind.CAUSAL_CONV, (x,), self.widths[x], (weight,), Convolution(state, taps), biases)
 
     def delta_rule(self, qkv: int, gates: int, weights: tuple[str, str], rule: DeltaRule) -> int:
         """The gated delta rule with a state of its own; `weights` are of each head."""
         width = rule.value_heads * rule.value_width
         rule = replace(rule, state=self.state(width * rule.key_width))
         return self.record(OpKind.DELTA_RULE, (qkv, gates), width, weights, rule)
+
+    def ssm_scan(self, xbc: int, steps: int, weights: tuple[str, str, str], space: StateSpace) -> int:
+        """Mamba 2's recurrence with a state of its own; `weights` are of each head."""
+        width = space.value_heads * space.value_width
+        space = replace(space, state=self.state(width * space.key_width))
+        return self.record(OpKind.SSM_SCAN, (xbc, steps), width, weights, space)
 
     def select_rows(self, x: int) -> int:
         """Keep the rows whose logits are wanted."""

@@ -176,7 +176,7 @@ _ROW_WISE = (
 )
 
 
-_MIXING = (OpKind.PAGED_ATTENTION, OpKind.LATENT_ATTENTION, OpKind.CAUSAL_CONV, OpKind.DELTA_RULE)
+_MIXING = (OpKind.PAGED_ATTENTION, OpKind.LATENT_ATTENTION, OpKind.CAUSAL_CONV, OpKind.DELTA_RULE, OpKind.SSM_SCAN)
 
 
 def select_early(graph: KernelGraph) -> KernelGraph:

@@ -5,7 +5,7 @@ What models record:
 
     embedding(ids)          -> x[T, H]         row lookup in weights[0]: by token id or, with a Lookup, by position; by
                                                id, a step may give rows of its own, as images have them
-    rms_norm(x)             -> y               x / sqrt(mean(x²) + eps) * weights[0], of rows or of each head in them
+    rms_norm(x)             -> y               x / sqrt(mean(x²) + eps) * weights[0], of rows or heads
     linear(x)               -> y[., Σ rows]    x @ Wᵀ for each weight, results side by side (+ biases)
     add(x, y)               -> x + y
     mul(x, y)               -> x * y           element by element
@@ -17,8 +17,7 @@ What models record:
     scale(x)                -> x * factor
     soft_cap(x)             -> y               cap * tanh(x / cap)
     layer_norm(x)           -> y               (x - mean(x)) / sqrt(variance(x) + eps) * weights[0] (+ biases[0])
-    argmax(x)               -> columns[., 1]   of the largest number, the first of equal ones or the first NaN; no op
-                                               reads them, only who reads the graph's outputs
+    argmax(x)               -> columns[., 1]   of the largest number, the first of equal ones or NaNs; no op reads them
     rope(x)                 -> y               rotates each head by its row's position
     cache_write(k, v)                          stores the rows' keys and values in a cache
     paged_attention(q)      -> y[T, N·D]       causal attention over a cache, the rows' own positions included; of a
@@ -34,11 +33,14 @@ What models record:
     experts(x, shares)      -> y               Σ shares[e] * (gated(x @ gate[e]ᵀ, x @ up[e]ᵀ) @ down[e]ᵀ) over experts
                                                whose share is not 0 (+ biases); weights are stacks of all experts'
     causal_conv(x)          -> y               Σ weights[0][column, tap] * x of the row so many before: each column by
-                                               itself, over the last rows of its sequence, zeros before its first
+                                               itself, over its sequence, zeros before its start (+ biases[0])
     delta_rule(qkv, gates)  -> y[T, V·B]       the gated delta rule (arXiv 2412.06464): of each head of values a state
                                                S[A, B] that a row fades by f = exp(-exp(weights[0]) * softplus(fade +
                                                weights[1])), S' = f S + k (sigmoid(rate) * (v - f Sᵀ k))ᵀ, y = S'ᵀ q;
                                                q and k have length 1, q / √A then; gates are the heads' rates ‖ fades
+    ssm_scan(xbc, steps)    -> y[T, H·P]       Mamba 2's recurrence (arXiv 2405.21060): of each head of x a state
+                                               S[N, P] that a row fades by f = exp(-exp(weights[0]) * t), t = softplus(
+                                               step + weights[1]), S' = f S + b (t x)ᵀ, y = S'ᵀ c + weights[2] * x
     select_rows(x)          -> y[S, .]         the last row of each slice that samples
 
 What lowerings make of them where an executor has it:
@@ -99,6 +101,7 @@ class OpKind(str, Enum):
     EXPERTS = "experts"
     CAUSAL_CONV = "causal_conv"
     DELTA_RULE = "delta_rule"
+    SSM_SCAN = "ssm_scan"
     SELECT_ROWS = "select_rows"
     ADD_RMS_NORM = "add_rms_norm"
     ROPE_CACHE = "rope_cache"
@@ -233,21 +236,26 @@ class Convolution:
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaRule:
-    """Of delta_rule. qkv are heads of queries, as many of keys, and heads of values, several of which share one of
-    keys: neighbours; or, where they take turns, each so many heads further on."""
+class StateSpace:
+    """Of ssm_scan. xbc are heads of values x, heads of keys b and as many of queries c; neighbours share keys."""
 
     state: int  # index into KernelGraph.states
     key_heads: int
     value_heads: int
-    key_width: int  # A
-    value_width: int  # B
-    turns: bool = False
+    key_width: int  # A or N
+    value_width: int  # B or P
 
     @property
     def group(self) -> int:
         """Heads of values that share one of keys."""
         return self.value_heads // self.key_heads
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule(StateSpace):
+    """Of delta_rule. qkv are heads of queries, as many of keys, and heads of values."""
+
+    turns: bool = False  # whether heads of values that share keys are so many apart; else neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +273,7 @@ class RopeAttention:
 
 AnyAttributes = TypeVar("AnyAttributes")
 _Usual = Norm | Lookup | Factor | Rope | CacheWrite | Attention | RopeCache | RopeAttention
-Attributes = _Usual | Route | Experts | Heads | Convolution | DeltaRule
+Attributes = _Usual | Route | Experts | Heads | Convolution | StateSpace
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ def bind_rms_norm(op: Op, context: KernelContext) -> Kernel:
     norm = of(op, Norm)
     weight, eps = context.gain(*op.weights, wide=norm.wide), norm.eps
     if norm.width:
+        if len(weight) > norm.width:
+            return reference.bind_rms_norm(op, context)
         return lambda step, x: rms_norm(x.view(len(x), -1, norm.width), weight, eps).flatten(1)
     return lambda step, x: rms_norm(x, weight, eps)
 

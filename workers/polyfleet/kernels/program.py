@@ -12,11 +12,11 @@ from polyfleet.graph.ops import (
     Attributes,
     CacheWrite,
     Convolution,
-    DeltaRule,
     Op,
     OpKind,
     RopeAttention,
     RopeCache,
+    StateSpace,
 )
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
@@ -112,7 +112,7 @@ class Program:
 
 def _without_cache(op: Op) -> Attributes | None:
     """The op's attributes, whichever cache or state they name."""
-    if isinstance(op.attributes, Convolution | DeltaRule):
+    if isinstance(op.attributes, Convolution | StateSpace):
         return replace(op.attributes, state=0)
     if isinstance(op.attributes, CacheWrite | Attention | RopeCache):
         return replace(op.attributes, cache=0)

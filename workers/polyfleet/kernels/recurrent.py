@@ -1,16 +1,17 @@
-"""Ops with recurrent state in torch, on any device: a short convolution, and the gated delta rule (Yang et al., arXiv
-2412.06464). Each sequence's state lies in its slot, and counts for nothing where its first token is computed.
+"""Ops with recurrent state in torch, on any device: a short convolution, the gated delta rule (Yang et al., arXiv
+2412.06464) and Mamba 2's recurrence (Dao and Gu, arXiv 2405.21060). Each sequence's state lies in its slot, and counts
+for nothing where its first token is computed.
 
 T rows, C columns, K taps; V heads of values, A columns of a key, B of a value; a state [A, B] of each of V.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfleet.graph.ops import Convolution, DeltaRule, Op, OpKind, of
+from polyfleet.graph.ops import Convolution, DeltaRule, Op, OpKind, StateSpace, of
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
 from polyfleet.kernels.step import Step
@@ -47,6 +48,7 @@ def bind_causal_conv(op: Op, context: KernelContext, *, single: bool = True) -> 
     attributes = of(op, Convolution)
     taps = attributes.taps
     weight = context.wide(*op.weights).view(-1, taps)
+    bias = context.wide(*op.biases) if op.biases else 0.0
     state = context.states[attributes.state].view(-1, taps - 1, len(weight))
 
     def kernel(step: Step, x: Tensor) -> Tensor:
@@ -54,7 +56,7 @@ def bind_causal_conv(op: Op, context: KernelContext, *, single: bool = True) -> 
         for rows, sequences, begins in runs(step, alone=single):
             past = stored(state, step, sequences, begins=begins)
             seen = torch.cat((past, x[rows].float().view(len(past), -1, len(weight))), dim=1)
-            out[rows] = (seen.unfold(1, taps, 1) * weight).sum(-1).flatten(0, 1).to(x.dtype)
+            out[rows] = ((seen.unfold(1, taps, 1) * weight).sum(-1) + bias).flatten(0, 1).to(x.dtype)
             state.index_copy_(0, step.slots[sequences], seen[:, 1 - taps :])
         return out
 
@@ -115,7 +117,7 @@ def bind_delta_rule(op: Op, context: KernelContext, *, single: bool = True) -> K
             if len(before) == len(parts[0]):
                 out[rows], after = advance(before, *parts)
             else:
-                made, after = _advance_all(before[0], [each.transpose(0, 1) for each in parts])
+                made, after = _advance_all(advance_chunk, before[0], [each.transpose(0, 1) for each in parts])
                 out[rows] = made.transpose(0, 1)
             state.index_copy_(0, step.slots[sequences], after)
         return out.flatten(1).to(qkv.dtype)
@@ -123,11 +125,58 @@ def bind_delta_rule(op: Op, context: KernelContext, *, single: bool = True) -> K
     return kernel
 
 
-def _advance_all(state: Tensor, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+def scan(states: Tensor, c: Tensor, b: Tensor, x: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
+    """As `advance`, without what the state holds being taken from what comes: c and b [n, V, A], x [n, V, B]."""
+    states = states * decay.exp()[..., None, None] + b.unsqueeze(-1) * x.unsqueeze(-2)
+    return torch.einsum("nhab,nha->nhb", states, c), states
+
+
+def scan_chunk(state: Tensor, c: Tensor, b: Tensor, x: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
+    """As `advance_chunk`: c and b [V, T, A], x [V, T, B], decay [V, T]."""
+    total = decay.cumsum(-1)
+    later = torch.ones(c.shape[1], c.shape[1], dtype=torch.bool, device=c.device).tril()
+    between = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(~later, float("-inf")).exp()
+    grown = total.exp().unsqueeze(-1)
+    rest = (total[:, -1:] - total).exp().unsqueeze(-1)
+    return grown * (c @ state) + (c @ b.mT * between) @ x, state * grown[:, -1:] + (b * rest).mT @ x
+
+
+def bind_ssm_scan(op: Op, context: KernelContext, *, single: bool = True) -> Kernel:
+    """xbc[T, .], steps[T, V] -> y[T, V·B], in float32; of `single` rows as `bind_causal_conv`."""
+    space = of(op, StateSpace)
+    rates, bias, skip = (context.wide(name) for name in op.weights)
+    values, keys = space.value_heads * space.value_width, space.key_heads * space.key_width
+    state = context.states[space.state].view(-1, space.value_heads, space.key_width, space.value_width)
+
+    def kernel(step: Step, xbc: Tensor, steps: Tensor) -> Tensor:
+        x, b, c = torch.split(xbc.float(), [values, keys, keys], dim=1)
+        b, c = (each.view(len(each), space.key_heads, -1) for each in (b, c))
+        b, c = (each.repeat_interleave(space.group, dim=1) for each in (b, c))
+        x, time = x.view(len(x), -1, space.value_width), F.softplus(steps.float() + bias)
+        out = x * skip.unsqueeze(-1)
+        each = c, b, x * time.unsqueeze(-1), -rates.exp() * time
+        for rows, sequences, begins in runs(step, alone=single):
+            before = stored(state, step, sequences, begins=begins)
+            parts = [part[rows] for part in each]
+            if len(before) == len(parts[0]):
+                made, after = scan(before, *parts)
+            else:
+                made, after = _advance_all(scan_chunk, before[0], [part.transpose(0, 1) for part in parts])
+                made = made.transpose(0, 1)
+            out[rows] += made
+            state.index_copy_(0, step.slots[sequences], after)
+        return out.flatten(1).to(xbc.dtype)
+
+    return kernel
+
+
+def _advance_all(
+    advance_one: Callable[..., tuple[Tensor, Tensor]], state: Tensor, parts: list[Tensor]
+) -> tuple[Tensor, Tensor]:
     """All rows of one sequence, chunk by chunk."""
     made = []
     for chunk in zip(*(torch.split(each, CHUNK, dim=1) for each in parts), strict=True):
-        out, state = advance_chunk(state, *chunk)
+        out, state = advance_one(state, *chunk)
         made.append(out)
     return torch.cat(made, dim=1), state.unsqueeze(0)
 
@@ -135,4 +184,5 @@ def _advance_all(state: Tensor, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
 RECURRENT = (
     Implementation(OpKind.CAUSAL_CONV, "reference", bind_causal_conv),
     Implementation(OpKind.DELTA_RULE, "reference", bind_delta_rule),
+    Implementation(OpKind.SSM_SCAN, "reference", bind_ssm_scan),
 )

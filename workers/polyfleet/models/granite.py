@@ -1,5 +1,5 @@
-"""Granite 3 and 4: Llama with scales of the embedding, of attention's products, of each branch and of the logits; one
-MLP, or experts and one that all rows go through."""
+"""Granite 3: Llama with scales of the embedding, of attention's products, of each branch and of the logits; one MLP, or
+experts and one that all rows go through."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,11 +11,9 @@ from polyfleet.models.deepseek import GGUF_SHARED
 from polyfleet.models.fields import Fields
 from polyfleet.models.folder import check_activation, read_sizes
 from polyfleet.models.gguf_keys import GgufKeys
-from polyfleet.models.minicpm import MINICPM, MiniCpmConfig, Scales, scaled_decoder
+from polyfleet.models.minicpm import MINICPM, MiniCpmConfig, Scales, scaled_attention, scaled_decoder
 from polyfleet.models.mixture import MixtureConfig, mlp, read_gguf_route, read_route
 from polyfleet.models.recorder import Recorder
-
-ATTENDS = ("attention", "full_attention")  # of `layer_types`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +24,11 @@ class GraniteMoeConfig(MixtureConfig):
 
 
 def _record_moe(config: GraniteMoeConfig, model: Recorder) -> KernelGraph:
-    return scaled_decoder(config, config.scales, model, lambda x: mlp(config, model, -1, x))
+    attend = scaled_attention(config, config.scales, model, model.rope())
+    return scaled_decoder(config.scales, model, attend, lambda x: mlp(config, model, -1, x))
 
 
-def _read(fields: Fields) -> dict[str, Any]:
+def read_scaled(fields: Fields) -> dict[str, Any]:
     """What all folders state alike."""
     check_activation(fields)
     scales = Scales(
@@ -42,11 +41,11 @@ def _read(fields: Fields) -> dict[str, Any]:
 
 
 def _read_folder(fields: Fields) -> ModelConfig:
-    return MiniCpmConfig(**_read(fields), mlp_bias=fields.flag("mlp_bias", False))
+    return MiniCpmConfig(**read_scaled(fields), mlp_bias=fields.flag("mlp_bias", False))
 
 
 def _read_moe(fields: Fields) -> ModelConfig:
-    sizes = _read(fields)
+    sizes = read_scaled(fields)
     return GraniteMoeConfig(
         **sizes,
         route=read_route(fields, experts=("num_local_experts",), renormalise=True, top_k=2),
@@ -55,24 +54,9 @@ def _read_moe(fields: Fields) -> ModelConfig:
     )
 
 
-def _read_hybrid(fields: Fields) -> ModelConfig:
-    """Granite 4 without states and without experts: its MLP is the one that all rows go through."""
-    layers, kinds = fields.count("num_hidden_layers"), fields.items("layer_types")
-    if len(kinds) != layers or any(kind not in ATTENDS for kind in kinds):
-        raise fields.error("layer_types names layers that keep a state (mamba), which are not supported")
-    if fields.text("position_embedding_type", "rope") != "rope":
-        raise fields.error("position_embedding_type must be 'rope': layers that know no positions are not supported")
-    if experts := fields.count("num_local_experts", 0, minimum=0):
-        raise fields.error(f"num_local_experts = {experts} is not supported by this architecture: it must be 0")
-    size = fields.count("shared_intermediate_size", 1024)
-    fields.read.update(name for name in fields.values if name.startswith("mamba_"))  # of layers that there are none of
-    fields.read.update(("intermediate_size", "num_experts_per_tok", "time_step_limit", "init_method"))
-    values = {key: each for key, each in fields.values.items() if key != "position_embedding_type"}
-    return MiniCpmConfig(**_read(Fields(fields.path, {**values, "intermediate_size": size}, read=fields.read)))
-
-
-def _gguf(keys: GgufKeys) -> dict[str, Any]:
-    sizes, fields = keys.sizes(), keys.fields
+def gguf_scaled(keys: GgufKeys, sizes: dict[str, Any]) -> dict[str, Any]:
+    """`sizes` and the scales of a GGUF file."""
+    fields = keys.fields
     scales = Scales(
         embedding=fields.positive("embedding_scale", 1.0),
         attention=fields.positive("attention.scale", sizes["head_dim"] ** -0.5),
@@ -83,17 +67,20 @@ def _gguf(keys: GgufKeys) -> dict[str, Any]:
 
 
 def _read_gguf(keys: GgufKeys) -> ModelConfig:
-    return MiniCpmConfig(**_gguf(keys))
+    return MiniCpmConfig(**gguf_scaled(keys, keys.sizes()))
 
 
 def _read_gguf_moe(keys: GgufKeys) -> ModelConfig:
-    sizes, shared = _gguf(keys), keys.fields.count("expert_shared_feed_forward_length", 0, minimum=0)
+    sizes, shared = (
+        gguf_scaled(keys, keys.sizes()),
+        keys.fields.count("expert_shared_feed_forward_length", 0, minimum=0),
+    )
     size = keys.fields.count("expert_feed_forward_length", sizes["intermediate_size"])
     route = read_gguf_route(keys, renormalise=True)
     return GraniteMoeConfig(**sizes, route=route, expert_size=size, shared_size=shared)
 
 
-_EXPERTS = {
+EXPERTS = {
     "block_sparse_moe.router": "router",
     "block_sparse_moe.router.layer": "router",
     "block_sparse_moe.experts.gate_up_proj": "experts.gate experts.up",
@@ -125,19 +112,8 @@ GRANITE_MOE = replace(
     read_folder=_read_moe,
     read_gguf=_read_gguf_moe,
     record=_record_moe,
-    folder_names=names.folder({**names.EXPERTS, **_EXPERTS}),
+    folder_names=names.folder({**names.EXPERTS, **EXPERTS}),
     gguf_names=names.gguf({**names.GGUF_EXPERTS, **GGUF_SHARED}, interleaved=True),
     sparse=True,
     notes="",
-)
-GRANITE4 = replace(
-    GRANITE,
-    name="granite4",
-    title="Granite 4",
-    classes=("GraniteMoeHybridForCausalLM",),
-    model_types=("granitemoehybrid",),
-    gguf=(),
-    read_folder=_read_hybrid,
-    folder_names=names.folder({"shared_mlp.input_linear": "gate up", "shared_mlp.output_linear": "down"}),
-    notes="dense models without layers that keep a state; their GGUF files are Granite 3's",
 )

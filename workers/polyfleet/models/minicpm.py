@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from polyfleet.graph.kernel_graph import KernelGraph
+from polyfleet.graph.ops import Rope
 from polyfleet.models import names
 from polyfleet.models.architecture import Architecture
 from polyfleet.models.config import ModelConfig
@@ -35,17 +36,23 @@ class MiniCpmConfig(ModelConfig):
 
 def record(config: MiniCpmConfig, model: Recorder) -> KernelGraph:
     """Llama's layers, scaled."""
-    return scaled_decoder(config, config.scales, model, lambda x: model.gated_mlp(x, bias=config.mlp_bias))
+    attend = scaled_attention(config, config.scales, model, model.rope())
+    return scaled_decoder(config.scales, model, attend, lambda x: model.gated_mlp(x, bias=config.mlp_bias))
 
 
-def scaled_decoder(config: ModelConfig, scales: Scales, model: Recorder, mlp: Callable[[int], int]) -> KernelGraph:
-    """Llama's attention and an MLP in each layer, scaled."""
-    graph, rope, bias = model.graph, model.rope(), config.attention_bias
-    x = model.embedding(scales.embedding)
-    for _ in model.layers():
-        normed = model.norm(x, "attention_norm")
-        attended = model.attention(normed, rope, bias=bias, output_bias=bias, scale=scales.attention)
-        x = graph.add(graph.scale(attended, scales.residual), x)
+def scaled_attention(config: ModelConfig, scales: Scales, model: Recorder, rope: Rope) -> Callable[[int, int], int]:
+    """Llama's, of whatever layer."""
+    bias = config.attention_bias
+    return lambda _layer, x: model.attention(x, rope, bias=bias, output_bias=bias, scale=scales.attention)
+
+
+def scaled_decoder(
+    scales: Scales, model: Recorder, attend: Callable[[int, int], int], mlp: Callable[[int], int]
+) -> KernelGraph:
+    """`attend(layer, x)` and an MLP in each layer, scaled."""
+    graph, x = model.graph, model.embedding(scales.embedding)
+    for layer in model.layers():
+        x = graph.add(graph.scale(attend(layer, model.norm(x, "attention_norm")), scales.residual), x)
         x = graph.add(graph.scale(mlp(model.norm(x, "mlp_norm")), scales.residual), x)
     return model.finish(x, scale=scales.head)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from polyfleet.graph.kernel_graph import GraphBuilder, KernelGraph
-from polyfleet.graph.ops import DeltaRule, Experts, Lookup, OpKind, Rope, Route
+from polyfleet.graph.ops import DeltaRule, Experts, Lookup, OpKind, Rope, Route, StateSpace
 from polyfleet.models.config import ModelConfig
 
 Shapes = dict[str, tuple[int, int]]
@@ -57,6 +57,11 @@ class Recorder:
         weight, wide = self._weight(name, 1, width or self.graph.widths[x]), self._config.wide_norms and not narrow
         return self.graph.rms_norm(x, weight, eps or self._config.norm_eps, width, wide=wide)
 
+    def group_norm(self, x: int, name: str, groups: int) -> int:
+        """RMS norm of each of so many groups of columns, which have a part of the weight each."""
+        weight, width = self._weight(name, 1, self.graph.widths[x]), self.graph.widths[x] // groups
+        return self.graph.rms_norm(x, weight, self._config.norm_eps, width if groups > 1 else 0)
+
     def linear(self, x: int, name: str, rows: int, *, bias: bool = False) -> int:
         """Multiply by a matrix of so many rows."""
         weight = self._weight(name, rows, self.graph.widths[x])
@@ -66,14 +71,21 @@ class Recorder:
         """Multiply by several matrices of so many rows each, results side by side."""
         return self.graph.linear(x, *(self._weight(name, rows, self.graph.widths[x]) for name in names))
 
-    def causal_conv(self, x: int, name: str, taps: int) -> int:
+    def causal_conv(self, x: int, name: str, taps: int, *, bias: bool = False) -> int:
         """Each column over the last `taps` rows."""
-        return self.graph.causal_conv(x, self._weight(name, 1, taps * self.graph.widths[x]), taps)
+        width = self.graph.widths[x]
+        biases = (self._weight(f"{name}.bias", 1, width),) if bias else ()
+        return self.graph.causal_conv(x, self._weight(name, 1, taps * width), taps, biases)
 
     def delta_rule(self, qkv: int, gates: int, names: tuple[str, str], rule: DeltaRule) -> int:
         """The gated delta rule, by two numbers of each head."""
         decay, shift = (self._weight(name, 1, rule.value_heads) for name in names)
         return self.graph.delta_rule(qkv, gates, (decay, shift), rule)
+
+    def ssm_scan(self, xbc: int, steps: int, names: tuple[str, str, str], space: StateSpace) -> int:
+        """Mamba 2's recurrence, by three numbers of each head."""
+        decay, shift, skip = (self._weight(name, 1, space.value_heads) for name in names)
+        return self.graph.ssm_scan(xbc, steps, (decay, shift, skip), space)
 
     def head_linear(self, x: int, name: str, heads: int, width: int) -> int:
         """Each head's columns of x by a matrix of its own, to `width` columns."""

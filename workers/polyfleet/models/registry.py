@@ -21,7 +21,8 @@ from polyfleet.models.gemma1 import GEMMA
 from polyfleet.models.glm4 import GLM, GLM4
 from polyfleet.models.glm4_moe import GLM4_FLASH, GLM4_MOE
 from polyfleet.models.gpt_oss import GPT_OSS
-from polyfleet.models.granite import GRANITE, GRANITE4, GRANITE_MOE
+from polyfleet.models.granite import GRANITE, GRANITE_MOE
+from polyfleet.models.granite4 import GRANITE4
 from polyfleet.models.hunyuan import HUNYUAN, HUNYUAN_MOE
 from polyfleet.models.internlm2 import INTERNLM2
 from polyfleet.models.internlm3 import INTERNLM3

@@ -38,13 +38,16 @@ enum PfStageKind : int32_t {
                     // stacks of all experts' gates, ups and downs; `factor` is the limit
     PF_ARGMAX,      // output = the column of the largest number of input, the first of equal ones or the first NaN
     PF_SIGMOID,     // output = 1 / (1 + exp(-input))
-    PF_CAUSAL_CONV, // output = input over its sequence's last `width` rows, by the weight `norm` [column][tap]
+    PF_CAUSAL_CONV, // output = input over its sequence's last `width` rows, by the weight `norm` [column][tap], and
+                    // the only operand, its bias, if any
     PF_DELTA_RULE,  // output = the gated delta rule of heads input = q, k, v and residual = rates, fades; `norm` and the
                     // only operand are its weights
     PF_LOOKUP,      // output[T] = rows of the only operand: `first_row`, and the step's positions from it on if `width`
     PF_ADAPT,       // output += what each row's adapter makes of input for the weights whose numbers are the operands, in
                     // place of whose biases stand their first columns in output
-    PF_CACHE_WRITE  // k = input and v = residual go to the cache as they are
+    PF_CACHE_WRITE, // k = input and v = residual go to the cache as they are
+    PF_SSM_SCAN     // output = Mamba 2's recurrence of input = x, b, c and residual = steps; `norm` and both operands are its
+                    // weights; its heads are those of StateSpace of graph/ops.py
 };
 
 enum PfEpilogue : int32_t { PF_STORE, PF_THEN_SILU_MUL, PF_THEN_ROPE_CACHE };
@@ -75,7 +78,7 @@ struct PfStage {
     int32_t experts, top_k;              // of PF_ROUTE and PF_EXPERTS
     int32_t groups, top_groups, group_best;  // of PF_ROUTE: see Route of graph/ops.py
     int32_t sigmoid, renormalise;
-    int32_t key_heads, value_heads, key_width, value_width, turns;  // of PF_DELTA_RULE: see DeltaRule of graph/ops.py
+    int32_t key_heads, value_heads, key_width, value_width, turns;  // of PF_DELTA_RULE and, but `turns`, PF_SSM_SCAN: see graph/ops.py
     float eps;              // of a norm
     float head_eps;         // of the norms of heads
     float factor;           // of PF_SCALE, PF_SOFT_CAP, PF_ROUTE; of attention what its products are capped at, 0: nothing
@@ -137,7 +140,7 @@ struct PfExecutor;
 enum PfResult : int32_t { PF_OK, PF_REFUSED = -1, PF_NO_MEMORY = -2 };
 
 // Counts the changes of this file that a library.py of before would misread: raise it there too.
-const int32_t PF_ABI = 12;
+const int32_t PF_ABI = 13;
 PF_API int32_t pf_abi();
 
 // A failing call returns null or a negative PfResult and leaves a sentence here, for the calling thread.

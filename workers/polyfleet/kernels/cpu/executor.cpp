@@ -176,9 +176,10 @@ void Executor::compile(Stage &stage, const int32_t *operands) {
         vocabulary_ = std::min(vocabulary_, stage.table->rows);
     }
     if (at.kind == PF_LOOKUP) compile_lookup(stage, operands);
-    if ((at.kind == PF_LAYER_NORM || at.kind == PF_ROUTE) && at.num_operands) stage.norm_bias = vector(operands[0]);
-    if (at.kind == PF_DELTA_RULE) stage.norm_bias = vector(operands[0]);
-    if (at.kind == PF_DELTA_RULE || at.kind == PF_CAUSAL_CONV) stage.state = states_at_.at((size_t)at.layer);
+    const bool recurs = at.kind == PF_CAUSAL_CONV || at.kind == PF_DELTA_RULE || at.kind == PF_SSM_SCAN;
+    if ((at.kind == PF_LAYER_NORM || at.kind == PF_ROUTE || recurs) && at.num_operands) stage.norm_bias = vector(operands[0]);
+    if (at.kind == PF_SSM_SCAN) stage.skip = vector(operands[1]);
+    if (recurs) stage.state = states_at_.at((size_t)at.layer);
     if (at.kind == PF_HEAD_LINEAR) compile_heads(stage, operands);
     if (at.kind == PF_EXPERTS) compile_experts(stage, operands);
     if (at.kind == PF_ADAPT) stage.sites.assign(operands, operands + 2 * at.num_operands);

@@ -29,7 +29,7 @@ struct Stage {
     PfStage at;
     const PfWeight *table = nullptr;  // of an embedding or lookup
     int64_t state = 0;  // where its numbers begin in a slot's
-    const float *norm = nullptr, *norm_bias = nullptr, *query_norm = nullptr, *key_norm = nullptr, *sinks = nullptr;
+    const float *norm = nullptr, *norm_bias = nullptr, *skip = nullptr, *query_norm = nullptr, *key_norm = nullptr, *sinks = nullptr;
     std::vector<Piece> pieces;  // of a linear: `unit` of them make one unit of work
     int unit = 1, units = 0;
     int columns = 0;  // entering a linear
@@ -183,6 +183,7 @@ private:
     void prepare_runs(const PfStep &step);
     void prepare_spans(const PfStep &step);
     int64_t split(std::vector<Span> &spans);
+    void find_angles(int thread);
     void run(Program &program, int thread);
     void embed(const Stage &stage, int thread);
     void look_up(const Stage &stage, int thread);
@@ -220,6 +221,7 @@ private:
     float *state_of(const Stage &stage, int sequence);
     void causal_conv(const Stage &stage, std::atomic<int> &claimed, int thread);
     void delta_rule(const Stage &stage, std::atomic<int> &claimed, int thread);
+    void ssm_scan(const Stage &stage, std::atomic<int> &claimed, int thread);
 
     // Adapters (adapt.cpp).
     void prepare_adapted(const PfStep &step, bool selected, Adapted &adapted);

@@ -15,7 +15,7 @@ KINDS = frozenset(
         *(OpKind.RELU, OpKind.GELU, OpKind.GELU_TANH, OpKind.LAYER_NORM, OpKind.ARGMAX),
         *(OpKind.SCALE, OpKind.SOFT_CAP, OpKind.ROUTE, OpKind.EXPERTS, OpKind.ROPE),
         *(OpKind.HEAD_LINEAR, OpKind.LATENT_WRITE, OpKind.LATENT_ATTENTION),
-        *(OpKind.SIGMOID, OpKind.CAUSAL_CONV, OpKind.DELTA_RULE, OpKind.CACHE_WRITE),
+        *(OpKind.SIGMOID, OpKind.CAUSAL_CONV, OpKind.DELTA_RULE, OpKind.SSM_SCAN, OpKind.CACHE_WRITE),
     }
 )
 ATTENTIONS = (OpKind.PAGED_ATTENTION, OpKind.LATENT_ATTENTION)

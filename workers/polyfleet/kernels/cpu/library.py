@@ -10,7 +10,7 @@ from typing import Any
 NAME = "libpolyfleet_cpu.dylib" if sys.platform == "darwin" else "libpolyfleet_cpu.so"
 PATH = Path(__file__).parent / NAME
 
-ABI = 12  # PF_ABI of abi.h
+ABI = 13  # PF_ABI of abi.h
 NO_MEMORY = -2  # PfResult of abi.h
 Int32s = POINTER(c_int32)
 READ = ctypes.CFUNCTYPE(c_void_p, c_int32)

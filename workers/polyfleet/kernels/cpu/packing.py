@@ -1,6 +1,7 @@
 """Weights on their way to the CPU library, and the structs that name them there."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from itertools import accumulate
 from typing import Any
 
@@ -79,7 +80,7 @@ class Packing:
                 for name in ("experts", "top_k", "groups", "top_groups", "group_best", "sigmoid", "renormalise"):
                     setattr(at, name, getattr(stage.route, name))
             if stage.rule:
-                for name in ("key_heads", "value_heads", "key_width", "value_width", "turns"):
+                for name in {each.name for each in fields(stage.rule)} - {"state"}:
                     setattr(at, name, getattr(stage.rule, name))
             if stage.experts:
                 at.experts, at.top_k = stage.experts.count, stage.experts.top_k

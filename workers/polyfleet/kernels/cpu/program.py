@@ -27,6 +27,7 @@ from polyfleet.graph.ops import (
     Rope,
     RopeCache,
     Route,
+    StateSpace,
     of,
 )
 from polyfleet.kernels.cpu.buffers import Buffers, place
@@ -175,11 +176,16 @@ def _stage_of_parts(op: Op) -> Stage:
             return replace(stage, experts=experts, factor=experts.limit)
         case OpKind.CAUSAL_CONV:
             conv = of(op, Convolution)
-            return Stage(StageKind.CAUSAL_CONV, source, output, norm=op.weights[0], layer=conv.state, width=conv.taps)
+            stage = Stage(StageKind.CAUSAL_CONV, source, output, norm=op.weights[0], weights=op.biases)
+            return replace(stage, layer=conv.state, width=conv.taps)
         case OpKind.DELTA_RULE:
             rule, (decay, shift) = of(op, DeltaRule), op.weights
             stage = Stage(StageKind.DELTA_RULE, source, output, op.inputs[1], norm=decay, weights=(shift,))
             return replace(stage, layer=rule.state, rule=rule)
+        case OpKind.SSM_SCAN:
+            space, (decay, *others) = of(op, StateSpace), op.weights
+            stage = Stage(StageKind.SSM_SCAN, source, output, op.inputs[1], norm=decay, weights=tuple(others))
+            return replace(stage, layer=space.state, rule=space)
     raise ValueError(f"the CPU library has no {op.kind.value}")
 
 

@@ -1,5 +1,5 @@
-// Ops with recurrent state: a short convolution, and the gated delta rule (Yang et al., arXiv 2412.06464). A sequence's
-// state lies in its slot; the first row of a sequence finds zeros there. Rows are computed one after the other, so that
+// Ops with recurrent state: a short convolution, the gated delta rule (Yang et al., arXiv 2412.06464) and Mamba 2's
+// recurrence (Dao and Gu, arXiv 2405.21060). A sequence's state lies in its slot; the first row of a sequence finds zeros there. Rows are computed one after the other, so that
 // they come to the same bits however a prompt is cut.
 #include <math.h>
 #include <string.h>
@@ -48,6 +48,20 @@ void advance(float *state, const float *q, const float *k, const float *v, int k
     }
 }
 
+// The same of Mamba 2's recurrence, by the row's step.
+void scan(float *state, const float *b, const float *c, const float *x, int keys, int values, float decay, float step, float skip,
+          float *y) {
+    for (int j = 0; j < values; j++) y[j] = skip * x[j];
+    for (int i = 0; i < keys; i++) {
+        float *line = state + (int64_t)i * values;
+        const float entering = b[i] * step, leaving = c[i];
+        for (int j = 0; j < values; j++) {
+            line[j] = line[j] * decay + entering * x[j];
+            y[j] += line[j] * leaving;
+        }
+    }
+}
+
 }  // namespace
 
 float *Executor::state_of(const Stage &stage, int sequence) {
@@ -73,7 +87,7 @@ void Executor::causal_conv(const Stage &stage, std::atomic<int> &claimed, int th
             float *y = row(at.output, r) + begin;
             for (int i = 0; i < count; i++) {
                 const float *weights = stage.norm + (int64_t)(begin + i) * at.width;
-                float sum = weights[past] * x[i];
+                float sum = weights[past] * x[i] + (stage.norm_bias ? stage.norm_bias[begin + i] : 0);
                 for (int tap = 0; tap < past; tap++) sum += weights[tap] * seen[(size_t)(tap * CONV_COLUMNS + i)];
                 y[i] = sum;
             }
@@ -104,6 +118,25 @@ void Executor::delta_rule(const Stage &stage, std::atomic<int> &claimed, int thr
             const float decay = expf(-expf(stage.norm[head]) * softplus(gates[heads + head] + stage.norm_bias[head]));
             const float rate = 1 / (1 + expf(-gates[head]));
             advance(state, q, k, v, keys, values, decay, rate, change.data(), row(at.output, r) + head * values);
+        }
+    }
+}
+
+// A unit of work is one head of one sequence.
+void Executor::ssm_scan(const Stage &stage, std::atomic<int> &claimed, int thread) {
+    const PfStage &at = stage.at;
+    const int keys = at.key_width, values = at.value_width, heads = at.value_heads, group = heads / at.key_heads;
+    for (int unit; (unit = claimed.fetch_add(1, std::memory_order_relaxed)) < state_.in->num_sequences * heads;) {
+        const int sequence = unit / heads, head = unit % heads;
+        const int first = state_.in->row_starts[sequence], end = state_.in->row_starts[sequence + 1];
+        float *state = state_of(stage, sequence) + (int64_t)head * keys * values;
+        if (!state_.position[(size_t)first]) memset(state, 0, (size_t)(keys * values) * sizeof(float));
+        for (int r = first; r < end; r++) {
+            const float *x = row(at.input, r), *b = x + heads * values + head / group * keys, *c = b + at.key_heads * keys;
+            const float step = softplus(row(at.residual, r)[head] + stage.norm_bias[head]);
+            const float decay = expf(-expf(stage.norm[head]) * step);
+            float *y = row(at.output, r) + head * values;
+            scan(state, b, c, x + head * values, keys, values, decay, step, stage.skip[head], y);
         }
     }
 }

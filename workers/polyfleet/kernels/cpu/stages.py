@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import IntEnum, unique
 
-from polyfleet.graph.ops import DeltaRule, Experts, Rope, Route
+from polyfleet.graph.ops import Experts, Rope, Route, StateSpace
 
 GROUP = 16  # rows of a weight that are computed together, as in kernels.h
 NONE = -1
@@ -41,6 +41,7 @@ class StageKind(IntEnum):
     LOOKUP = 25
     ADAPT = 26
     CACHE_WRITE = 27
+    SSM_SCAN = 28
 
 
 @unique
@@ -79,7 +80,7 @@ class Stage:
     factor: float = 0.0  # of scale and soft_cap; attention's soft cap; the limit of experts
     route: Route | None = None
     experts: Experts | None = None
-    rule: DeltaRule | None = None
+    rule: StateSpace | None = None
 
     @property
     def reads(self) -> tuple[int, ...]:

@@ -117,7 +117,7 @@ void Executor::prepare_runs(const PfStep &step) {
     cut(state_.selected_runs, 0, step.num_draws, false);
 }
 
-void Executor::run(Program &program, int thread) {
+void Executor::find_angles(int thread) {
     // Angles are float32 products, as every implementation of this rotation rounds them.
     const size_t angles = frequencies_.size();
     for (int i = share(state_.in->num_rows, thread); i < share(state_.in->num_rows, thread + 1); i++)
@@ -131,6 +131,10 @@ void Executor::run(Program &program, int thread) {
             state_.cosine[(size_t)i * angles + j] = cosf(angle) * amplitudes_[j];
             state_.sine[(size_t)i * angles + j] = sinf(angle) * amplitudes_[j];
         }
+}
+
+void Executor::run(Program &program, int thread) {
+    find_angles(thread);
     for (size_t i = 0; i < program.stages.size(); i++) {
         const Stage &stage = program.stages[i];
         switch (stage.at.kind) {
@@ -149,6 +153,7 @@ void Executor::run(Program &program, int thread) {
             case PF_EXPERTS: experts(stage, program.claimed[i], program.claimed[program.stages.size() + i], thread); break;
             case PF_CAUSAL_CONV: causal_conv(stage, program.claimed[i], thread); break;
             case PF_DELTA_RULE: delta_rule(stage, program.claimed[i], thread); break;
+            case PF_SSM_SCAN: ssm_scan(stage, program.claimed[i], thread); break;
             case PF_SELECT: select(stage, thread); break;
             case PF_ADAPT: adapt(stage, program.claimed[i], thread); break;
             default: compute_rows(stage, thread); break;
@@ -198,9 +203,11 @@ void Executor::look_up(const Stage &stage, int thread) {
 void Executor::normalise(const Stage &stage, int thread) {
     const PfStage &at = stage.at;
     const int rows = stage_rows(stage), columns = widths_[(size_t)at.input];
+    const bool apart = weights_[(size_t)at.norm].source.columns == columns;  // whether each head has its part of the weight
     for (int i = share(rows, thread); at.width && i < share(rows, thread + 1); i++)
         for (int c = 0; c < columns; c += at.width)
-            kernels_.norm(row(at.input, i) + c, nullptr, nullptr, stage.norm, at.eps, at.width, row(at.output, i) + c);
+            kernels_.norm(row(at.input, i) + c, nullptr, nullptr, stage.norm + (apart ? c : 0), at.eps, at.width,
+                          row(at.output, i) + c);
     for (int i = share(rows, thread); !at.width && i < share(rows, thread + 1); i++)
         kernels_.norm(row(at.input, i), at.residual < 0 ? nullptr : row(at.residual, i),
                       at.residual_out < 0 ? nullptr : row(at.residual_out, i), stage.norm, at.eps, columns,

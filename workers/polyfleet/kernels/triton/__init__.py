@@ -56,6 +56,7 @@ TRITON = (
     _implementation(OpKind.EXPERTS, experts.bind_experts),
     _implementation(OpKind.CAUSAL_CONV, recurrent.bind_causal_conv),
     _implementation(OpKind.DELTA_RULE, recurrent.bind_delta_rule),
+    _implementation(OpKind.SSM_SCAN, recurrent.bind_ssm_scan),
     _implementation(OpKind.LINEAR, narrow.bind_linear, name="torch, or triton where quantised"),
     _implementation(OpKind.GAIN, narrow.bind_gain),
     _implementation(OpKind.LINEAR_ADD, narrow.bind_linear_add),
