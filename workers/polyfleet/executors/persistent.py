@@ -214,7 +214,7 @@ class PersistentExecutor:
         return [local if cache in self._model.local else blocks for cache in range(len(self._latent))]
 
     def set_adapter(self, number: int, parts: Parts) -> None:
-        """In half precision. May raise MemoryError."""
+        """As codes where it changes weights that are codes, else in half precision. May raise MemoryError."""
         self._model.set_adapter(number, parts)
 
     def implementations(self) -> Mapping[str, str]:

@@ -125,14 +125,17 @@ struct PfStep {
 };
 
 // What an adapter adds to one weight [rows][columns]: up @ down. Rows of both matrices come in groups of 16, padded with
-// zeros: numbers in half precision, each group [column][16], or codes, each group [column / 4][16][4], that stand for
-// themselves less 128; `columns` in codes is a multiple of 32. Both count times their row's scale.
+// zeros. A group is its numbers and then the scale of each of its rows, in bfloat16, that they count times:
+//   16 bits  numbers in half precision [column][16];
+//    8 bits  codes [column / 4][16][4] that stand for themselves less 128;
+//    5 bits  codes less 16, of 32 columns at a time, at the end of 16: of each two quads of columns [16][4] the lower four
+//            bits, the second's in the high nibbles; then of each quad [16][4] the fifth bits, the lowest first.
+// Columns of codes are padded to whole quads or 16, and those of `down` in codes are a multiple of 32.
 struct PfLowRank {
     int32_t site;  // the weight's number among operands of PF_ADAPT
     int32_t rank, rows, columns;
-    int32_t bytes;  // of a number: 2 or 1
+    int32_t bits;  // of a number: 16, 8 or 5
     const void *down, *up;
-    const float *down_scale, *up_scale;  // [rank], [rows], padded as these
 };
 
 struct PfExecutor;

@@ -1,5 +1,5 @@
 // Low-rank adapters: what each row's adapter adds to a linear's results. A piece of work is some rows of one adapter and
-// one of the linear's weights.
+// one or all of the linear's weights.
 #include <string.h>
 
 #include <algorithm>
@@ -11,19 +11,17 @@ namespace pf {
 
 namespace {
 
-size_t padded(int64_t count) { return (size_t)round_up(count, GROUP); }
+const int CACHE_LINE = 64;  // bytes; matrices begin at whole lines
 
-// Columns of codes come in fours.
-size_t stored_columns(const PfLowRank &part, int32_t columns) { return part.bytes == 1 ? (size_t)round_up(columns, 4) : (size_t)columns; }
+size_t matrix_bytes(int32_t bits, int32_t rows, int32_t columns) {
+    return (size_t)(round_up(rows, GROUP) / GROUP) * low_rank_bytes(bits, columns);
+}
 
-// Copies groups, each behind its scales, to `to`; returns where they end.
-uint8_t *copy_groups(uint8_t *to, int64_t rows, const void *numbers, size_t group_bytes, const float *scale) {
-    for (size_t group = 0; group < padded(rows) / GROUP; group++) {
-        memcpy(to, scale + group * GROUP, GROUP * sizeof(float));
-        memcpy(to + GROUP * sizeof(float), (const uint8_t *)numbers + group * group_bytes, group_bytes);
-        to += GROUP * sizeof(float) + group_bytes;
-    }
-    return to;
+void check_part(const PfLowRank &part) {
+    const bool codes = part.bits == 8 || part.bits == 5;
+    if (part.site < 0 || part.rank < 1 || part.rows < 1 || part.columns < 1 || (!codes && part.bits != 16) ||
+        (codes && part.columns % BLOCK))
+        throw std::invalid_argument("an adapter's sizes are out of range");
 }
 
 }  // namespace
@@ -31,27 +29,28 @@ uint8_t *copy_groups(uint8_t *to, int64_t rows, const void *numbers, size_t grou
 void Executor::set_adapter(int number, const PfLowRank *parts, int num_parts) {
     if (number < 0) throw std::invalid_argument("adapters are numbered from 0");
     auto adapter = std::make_unique<Adapter>();
-    size_t size = 64, room = 0;
+    size_t size = CACHE_LINE, room = 0;
     for (int i = 0; i < num_parts; i++) {
         const PfLowRank &part = parts[i];
-        if (part.site < 0 || part.rank < 1 || part.rows < 1 || part.columns < 1 ||
-            (part.bytes != 1 && part.bytes != 2) || (part.bytes == 1 && part.columns % BLOCK))
-            throw std::invalid_argument("an adapter's sizes are out of range");
-        size += padded(part.rank) * (sizeof(float) + stored_columns(part, part.columns) * (size_t)part.bytes);
-        size += padded(part.rows) * (sizeof(float) + stored_columns(part, part.rank) * (size_t)part.bytes);
+        check_part(part);
+        size += matrix_bytes(part.bits, part.rank, part.columns) + matrix_bytes(part.bits, part.rows, part.rank) + 2 * CACHE_LINE;
         adapter->parts.resize(std::max(adapter->parts.size(), (size_t)part.site + 1));
-        room = std::max(room, low_rank_room(part.columns, part.rank));
+        room = std::max(room, low_rank_room(part.rank));
     }
     adapter->memory = Memory::on_huge_pages(size);
     uint8_t *next = adapter->memory.as<uint8_t>();
+    auto copy = [&](const void *matrix, size_t bytes) {
+        uint8_t *to = next;
+        memcpy(to, matrix, bytes);
+        next += round_up((int64_t)bytes, CACHE_LINE);
+        return to;
+    };
     for (int i = 0; i < num_parts; i++) {
         const PfLowRank &part = parts[i];
-        const size_t column = (size_t)(GROUP * part.bytes);
         LowRank &out = adapter->parts[(size_t)part.site];
-        out.rank = part.rank, out.rows = part.rows, out.columns = part.columns, out.bytes = part.bytes;
-        out.down = next;
-        out.up = copy_groups(next, part.rank, part.down, column * stored_columns(part, part.columns), part.down_scale);
-        next = copy_groups(out.up, part.rows, part.up, column * stored_columns(part, part.rank), part.up_scale);
+        out = {part.rank, part.rows, part.columns, part.bits, nullptr, nullptr};
+        out.down = copy(part.down, matrix_bytes(part.bits, part.rank, part.columns));
+        out.up = copy(part.up, matrix_bytes(part.bits, part.rows, part.rank));
     }
     low_rank_.resize((size_t)pool_.size());
     for (auto &each : low_rank_) each.resize(std::max(each.size(), room));
@@ -82,18 +81,34 @@ void Executor::prepare_adapted(const PfStep &step, bool selected, Adapted &adapt
 
 void Executor::adapt(const Stage &stage, std::atomic<int> &claimed, int thread) {
     const Adapted &adapted = stage.at.selected ? state_.selected_adapted : state_.adapted;
-    const int sites = stage.at.num_operands, pieces = (int)adapted.runs.size() * sites;
-    float *room = low_rank_[(size_t)thread].data();
-    for (int piece; (piece = claimed.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
-        const AdaptedRun &run = adapted.runs[(size_t)(piece / sites)];
-        const auto &parts = adapters_[(size_t)run.adapter]->parts;
-        const size_t site = (size_t)stage.sites[(size_t)(piece % sites)];
+    const int sites = stage.at.num_operands, runs = (int)adapted.runs.size();
+    const int together = runs >= RUNS_PER_THREAD * pool_.size() ? sites : 1;
+    for (int piece; (piece = claimed.fetch_add(together, std::memory_order_relaxed)) < runs * sites;)
+        adapt_run(stage, adapted, adapted.runs[(size_t)(piece / sites)], piece % sites, together, thread);
+}
+
+// `count` of the linear's weights, from `first` on, for the rows of a run: these are codes once for all weights.
+void Executor::adapt_run(const Stage &stage, const Adapted &adapted, const AdaptedRun &run, int first, int count, int thread) {
+    const auto &parts = adapters_[(size_t)run.adapter]->parts;
+    const int columns = widths_[(size_t)stage.at.input], blocks = columns / BLOCK, sites = stage.at.num_operands;
+    const bool entered = shares_codes(stage);
+    const Entering &from = entered ? entering_ : scratch_[(size_t)thread].entering;
+    bool made = entered;
+    for (int i = first; i < first + count; i++) {
+        const size_t site = (size_t)stage.sites[(size_t)i];
         if (site >= parts.size() || !parts[site].rows) continue;
-        const int column = stage.sites[(size_t)(sites + piece % sites)];
-        for (int i = run.first; i < run.first + run.count; i++) {
-            const int at = adapted.rows[(size_t)i];
-            kernels_.low_rank[parts[site].bytes - 1](parts[site], row(stage.at.input, at), room, row(stage.at.output, at) + column);
+        const LowRank &part = parts[site];
+        for (int r = 0; r < run.count; r++) {
+            const int at = adapted.rows[(size_t)(run.first + r)], place = entered ? at : r;
+            const float *values = row(stage.at.input, at);
+            int8_t *codes = from.codes + (int64_t)place * columns;
+            float *scale = from.scale + place * blocks, *sum = from.sum + place * blocks;
+            if (part.bits != 16 && !made) kernels_.quantise(values, columns, codes, scale, sum);
+            const Rows x = {values, 0, codes, scale, sum, columns, nullptr, 0};
+            float *y = row(stage.at.output, at) + stage.sites[(size_t)(sites + i)];
+            kernels_.low_rank[part.bits / 8](part, x, low_rank_[(size_t)thread].data(), y);
         }
+        made = made || part.bits != 16;
     }
 }
 

@@ -98,7 +98,7 @@ struct Visits {
 };
 
 struct Adapter {
-    Memory memory;               // of all parts
+    Memory memory;               // of all parts, in the order of their use
     std::vector<LowRank> parts;  // by the number of the weight that each changes; those without rows change nothing
 };
 
@@ -226,9 +226,11 @@ private:
     // Adapters (adapt.cpp).
     void prepare_adapted(const PfStep &step, bool selected, Adapted &adapted);
     void adapt(const Stage &stage, std::atomic<int> &claimed, int thread);
+    void adapt_run(const Stage &stage, const Adapted &adapted, const AdaptedRun &run, int first, int count, int thread);
 
     // Linears (linear.cpp).
     void linear(const Stage &stage, std::atomic<int> &claimed, int thread);
+    bool shares_codes(const Stage &stage) const;
     void linear_by_rows(const Stage &stage, const std::vector<Run> &runs, std::atomic<int> &claimed, int thread);
     void linear_by_units(const Stage &stage, const std::vector<Run> &runs, std::atomic<int> &claimed, int thread);
     Rows entering_rows(const Stage &stage, const Entering &from, int first, bool wide) const;

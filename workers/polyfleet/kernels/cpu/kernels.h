@@ -103,17 +103,22 @@ static inline size_t attention_scratch(int head_dim, int vectors) {
     return 2 * dim * ATTENTION_STRIDE + padded * (dim + ATTENTION_STRIDE) + 2 * attention_partial(head_dim, vectors);
 }
 
-// What an adapter adds to one weight: see PfLowRank of abi.h. Each group lies behind the 16 scales of its rows.
+// What an adapter adds to one weight: see PfLowRank of abi.h.
 struct LowRank {
-    int rank, rows, columns, bytes;
-    uint8_t *down, *up;
+    int rank, rows, columns, bits;
+    const uint8_t *down, *up;
 };
 
-// Floats for the row between both matrices, and for a row in codes.
-static inline size_t low_rank_room(int columns, int rank) {
-    const size_t narrow = (size_t)round_up(rank, BLOCK), wide = (size_t)round_up(columns, BLOCK);
-    const size_t longest = narrow > wide ? narrow : wide;
-    return narrow + 2 * (longest / BLOCK) + longest / sizeof(float);
+// Columns as they are stored, and bytes of a group of 16 rows.
+static inline int low_rank_columns(int bits, int columns) { return (int)round_up(columns, bits == 5 ? 16 : bits == 8 ? 4 : 1); }
+static inline size_t low_rank_bytes(int bits, int columns) {
+    return (size_t)GROUP * (sizeof(uint16_t) + (size_t)low_rank_columns(bits, columns) * (size_t)bits / 8);
+}
+
+// Floats for the row between both matrices, also in codes.
+static inline size_t low_rank_room(int rank) {
+    const size_t narrow = (size_t)round_up(rank, BLOCK);
+    return narrow + 2 * (narrow / BLOCK) + narrow / sizeof(float);
 }
 
 const int SCAN_ROW = 4096;  // bytes
@@ -148,9 +153,9 @@ struct Kernels {
     void (*attend)(const Attention &attention);
     // The same result from the softmaxes of all parts, which lie behind each other at `partial`.
     void (*combine)(const Attention &attention, int parts);
-    // y[rows] += up @ (down @ x[columns]), of a part in codes, which both rows are rounded to as well, and of one in half
-    // precision; `room` is low_rank_room(…) floats.
-    void (*low_rank[2])(const LowRank &part, const float *x, float *room, float *y);
+    // y[rows] += up @ (down @ x) of one row x, which is read as codes where the part is in codes, and so is the row between:
+    // of parts of 5, 8 and 16 bits, by bits / 8. `room` is low_rank_room(…) floats.
+    void (*low_rank[3])(const LowRank &part, const Rows &x, float *room, float *y);
     // Index and value of the largest of n numbers, the first of equal ones; false when not all are finite.
     bool (*largest)(const float *x, int n, int *index, float *value);
     // See pf_scan of abi.h.

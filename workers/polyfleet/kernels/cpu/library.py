@@ -80,8 +80,8 @@ class PfLowRank(ctypes.Structure):
     """What an adapter adds to one weight."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("site", "rank", "rows", "columns", "bytes")),
-        *((name, c_void_p) for name in ("down", "up", "down_scale", "up_scale")),
+        *((name, c_int32) for name in ("site", "rank", "rows", "columns", "bits")),
+        *((name, c_void_p) for name in ("down", "up")),
     ]
 
 

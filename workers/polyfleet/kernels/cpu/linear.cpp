@@ -16,6 +16,13 @@ void Executor::linear(const Stage &stage, std::atomic<int> &claimed, int thread)
         linear_by_units(stage, runs, claimed, thread);
 }
 
+// Whether codes of all rows of a linear over quantised weights stand in `entering_`, until the next linear enters.
+bool Executor::shares_codes(const Stage &stage) const {
+    const std::vector<Run> &runs = stage.at.selected ? state_.selected_runs : state_.runs;
+    return (int)runs.size() < CHUNKS_PER_THREAD * pool_.size() && stage_rows(stage) > PRIVATE_ROWS &&
+           std::none_of(runs.begin(), runs.end(), [](const Run &run) { return run.wide; });
+}
+
 // Many rows: a piece is a run of rows, which goes through all weights.
 void Executor::linear_by_rows(const Stage &stage, const std::vector<Run> &runs, std::atomic<int> &claimed, int thread) {
     Scratch &scratch = scratch_[(size_t)thread];

@@ -1,6 +1,6 @@
 // What an adapter adds to one row of a linear's results: y += up @ (down @ x), written once against F32 and, for codes,
-// a product of a group's 16 rows in integers. Few rows share an adapter, so its matrices are read from memory: scales and
-// numbers lie in the order of their use, over all linears, and are fetched ahead.
+// a product of a group's 16 rows in integers. Few rows share an adapter, so its matrices are read from memory: they lie in
+// the order of their use, over all linears, and are fetched ahead.
 //
 // Behind linear_dense.inl and rows.inl, of which it has VECTORS and quantise.
 #include "kernels.h"
@@ -8,30 +8,57 @@
 
 namespace {
 
-const int LOW_RANK_AHEAD = 4096;  // bytes
+const int LOW_RANK_AHEAD = 8192;  // bytes, into the second-level cache: the first has room for few lines on their way
 
-// Sums of 16 rows over `quads` runs of four columns, of w [quad][16][4] and x [quad][4]; exact.
+PF_INLINE int32_t quad_of(const int8_t *x, int quad) {
+    int32_t four;
+    memcpy(&four, x + 4 * quad, 4);
+    return four;
+}
+
+PF_INLINE void fetch_low_rank(const uint8_t *w, int bytes) {
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(w + i + LOW_RANK_AHEAD, 0, 2);
+}
+
+// Codes of 8 and of 5 bits: see PfLowRank of abi.h. `dot` is the exact sums of 16 rows over so many quads of columns, at
+// most a block's, where codes count as they are.
+struct Eights {
+    static const int bits = 8, zero = 128;
+};
+struct Fives {
+    static const int bits = 5, zero = 16;
+};
+
 #if defined(__AVX512VNNI__)
 
-PF_INLINE void dot_quads(const uint8_t *w, int quads, const int8_t *x, F32 out[VECTORS]) {
+PF_INLINE void dot(Eights, const uint8_t *w, int quads, const int8_t *x, F32 out[VECTORS]) {
     __m512i sums = _mm512_setzero_si512();
-    for (int q = 0; q < quads; q++) {
-        int32_t four;
-        memcpy(&four, x + 4 * q, 4);
-        __builtin_prefetch(w + 64 * q + LOW_RANK_AHEAD);
-        sums = _mm512_dpbusd_epi32(sums, _mm512_loadu_si512((const void *)(w + 64 * q)), _mm512_set1_epi32(four));
-    }
+    for (int q = 0; q < quads; q++)
+        sums = _mm512_dpbusd_epi32(sums, _mm512_loadu_si512((const void *)(w + 64 * q)), _mm512_set1_epi32(quad_of(x, q)));
     out[0] = {_mm512_cvtepi32_ps(sums)};
+}
+
+PF_INLINE void dot(Fives, const uint8_t *w, int quads, const int8_t *x, F32 out[VECTORS]) {
+    const __m512i four = _mm512_set1_epi8(15), fifth = _mm512_set1_epi8(16);
+    const uint8_t *high = w + 32 * quads;
+    __m512i even = _mm512_setzero_si512(), odd = _mm512_setzero_si512();
+    for (int q = 0; q < quads; q += 2) {
+        uint64_t bits[2];
+        memcpy(bits, high + 8 * q, 16);
+        const __m512i both = _mm512_loadu_si512((const void *)(w + 32 * q));
+        const __m512i first = _mm512_and_si512(both, four), second = _mm512_and_si512(_mm512_srli_epi16(both, 4), four);
+        even = _mm512_dpbusd_epi32(even, _mm512_mask_add_epi8(first, bits[0], first, fifth), _mm512_set1_epi32(quad_of(x, q)));
+        odd = _mm512_dpbusd_epi32(odd, _mm512_mask_add_epi8(second, bits[1], second, fifth), _mm512_set1_epi32(quad_of(x, q + 1)));
+    }
+    out[0] = {_mm512_cvtepi32_ps(_mm512_add_epi32(even, odd))};
 }
 
 #elif defined(__AVX2__)
 
-PF_INLINE void dot_quads(const uint8_t *w, int quads, const int8_t *x, F32 out[VECTORS]) {
+PF_INLINE void dot(Eights, const uint8_t *w, int quads, const int8_t *x, F32 out[VECTORS]) {
     __m256i sums[VECTORS] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
     for (int q = 0; q < quads; q++) {
-        int32_t four;
-        memcpy(&four, x + 4 * q, 4);
-        const __m256i all = _mm256_set1_epi32(four), odd_x = _mm256_srai_epi16(all, 8);
+        const __m256i all = _mm256_set1_epi32(quad_of(x, q)), odd_x = _mm256_srai_epi16(all, 8);
         const __m256i even_x = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8);
         for (int v = 0; v < VECTORS; v++) {
             const __m256i codes = _mm256_loadu_si256((const __m256i *)(w + 64 * q + 32 * v));
@@ -43,103 +70,157 @@ PF_INLINE void dot_quads(const uint8_t *w, int quads, const int8_t *x, F32 out[V
     for (int v = 0; v < VECTORS; v++) out[v] = {_mm256_cvtepi32_ps(sums[v])};
 }
 
+// 16 in each byte whose bit is set, the lowest bit's first.
+PF_INLINE __m256i fifth_bits(const uint8_t *p) {
+    int32_t bits;
+    memcpy(&bits, p, 4);
+    const __m256i each = _mm256_set1_epi64x((int64_t)0x8040201008040201);
+    const __m256i byte = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i spread = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(bits), byte), each);
+    return _mm256_and_si256(_mm256_cmpeq_epi8(spread, each), _mm256_set1_epi8(16));
+}
+
+// Two products of codes below 32 fit 16 bits.
+PF_INLINE void dot(Fives, const uint8_t *w, int quads, const int8_t *x, F32 out[VECTORS]) {
+    const __m256i four = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    const uint8_t *high = w + 32 * quads;
+    for (int v = 0; v < VECTORS; v++) {
+        __m256i sums = _mm256_setzero_si256();
+        for (int q = 0; q < quads; q += 2) {
+            const __m256i both = _mm256_loadu_si256((const __m256i *)(w + 32 * q + 32 * v));
+            const __m256i first = _mm256_or_si256(_mm256_and_si256(both, four), fifth_bits(high + 8 * q + 4 * v));
+            const __m256i second =
+                _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(both, 4), four), fifth_bits(high + 8 * q + 8 + 4 * v));
+            const __m256i even = _mm256_madd_epi16(_mm256_maddubs_epi16(first, _mm256_set1_epi32(quad_of(x, q))), ones);
+            const __m256i odd = _mm256_madd_epi16(_mm256_maddubs_epi16(second, _mm256_set1_epi32(quad_of(x, q + 1))), ones);
+            sums = _mm256_add_epi32(sums, _mm256_add_epi32(even, odd));
+        }
+        out[v] = {_mm256_cvtepi32_ps(sums)};
+    }
+}
+
 #else
 
-PF_INLINE void dot_quads(const uint8_t *w, int quads, const int8_t *x, F32 out[VECTORS]) {
-    int32_t sums[pf::GROUP] = {};
-    for (int q = 0; q < quads; q++)
-        for (int r = 0; r < pf::GROUP; r++)
-            for (int i = 0; i < 4; i++) sums[r] += w[64 * q + 4 * r + i] * x[4 * q + i];
+PF_INLINE void floats_of(const int32_t sums[pf::GROUP], F32 out[VECTORS]) {
     float floats[pf::GROUP];
     for (int r = 0; r < pf::GROUP; r++) floats[r] = (float)sums[r];
     for (int v = 0; v < VECTORS; v++) out[v] = load(floats + v * F32::width);
 }
 
+PF_INLINE void dot(Eights, const uint8_t *w, int quads, const int8_t *x, F32 out[VECTORS]) {
+    int32_t sums[pf::GROUP] = {};
+    for (int q = 0; q < quads; q++)
+        for (int i = 0; i < 64; i++) sums[i / 4] += w[64 * q + i] * x[4 * q + i % 4];
+    floats_of(sums, out);
+}
+
+PF_INLINE void dot(Fives, const uint8_t *w, int quads, const int8_t *x, F32 out[VECTORS]) {
+    int32_t sums[pf::GROUP] = {};
+    for (int q = 0; q < quads; q++)
+        for (int i = 0; i < 64; i++) {
+            const int low = w[64 * (q / 2) + i] >> 4 * (q % 2) & 15, fifth = w[32 * quads + 8 * q + i / 8] >> i % 8 & 1;
+            sums[i / 4] += (low + 16 * fifth) * x[4 * q + i % 4];
+        }
+    floats_of(sums, out);
+}
+
 #endif
 
-// A row in codes of blocks of 32, as linears read it.
-struct Codes {
-    int8_t *codes;
-    float *scale, *sum;
-};
-
-// Sums of one group's 16 rows over `columns` of x, where codes count as they are, less 128.
-PF_INLINE void group_product(const uint8_t *w, int columns, const Codes &x, const float *scale, float *out) {
+// Sums of one group's 16 rows over `columns` of x.
+template <typename Codes>
+PF_INLINE void group_product(Codes codes, const uint8_t *w, int columns, const pf::Rows &x, F32 out[VECTORS]) {
+    const int whole = pf::BLOCK / 4;  // quads
     F32 total[VECTORS], dots[VECTORS];
     float excess = 0;
     for (int v = 0; v < VECTORS; v++) total[v] = broadcast(0);
-    for (int b = 0, left = (columns + 3) / 4; left > 0; b++, left -= pf::BLOCK / 4) {
-        if (left >= pf::BLOCK / 4)
-            dot_quads(w, pf::BLOCK / 4, x.codes + b * pf::BLOCK, dots);
+    for (int b = 0, left = pf::low_rank_columns(Codes::bits, columns) / 4; left > 0; b++, left -= whole) {
+        const int quads = left < whole ? left : whole, bytes = quads * Codes::bits * 8;
+        fetch_low_rank(w, bytes);
+        if (quads == whole)
+            dot(codes, w, whole, x.codes + b * pf::BLOCK, dots);
+        else if (quads == whole / 2)
+            dot(codes, w, whole / 2, x.codes + b * pf::BLOCK, dots);
         else
-            dot_quads(w, left, x.codes + b * pf::BLOCK, dots);
+            dot(codes, w, quads, x.codes + b * pf::BLOCK, dots);
         for (int v = 0; v < VECTORS; v++) total[v] = multiply_add(dots[v], broadcast(x.scale[b]), total[v]);
         excess += x.sum[b];
-        w += pf::BLOCK * pf::GROUP;
+        w += bytes;
     }
+    const uint16_t *scale = (const uint16_t *)w;
     for (int v = 0; v < VECTORS; v++)
-        store(out + v * F32::width, (total[v] - broadcast(128 * excess)) * load(scale + v * F32::width));
+        out[v] = (total[v] - broadcast(Codes::zero * excess)) * load_bf16(scale + v * F32::width);
 }
 
 // The same of numbers in half precision, in several chains, since each product waits for the one before it.
-PF_INLINE void group_product(const uint16_t *w, int columns, const float *x, const float *scale, float *out) {
+struct Halves {
+    static const int bits = 16;
+};
+
+PF_INLINE void group_product(Halves, const uint8_t *group, int columns, const pf::Rows &x, F32 out[VECTORS]) {
     const int chains = 4;
+    const uint16_t *w = (const uint16_t *)group, *scale = w + (int64_t)columns * pf::GROUP;
     F32 acc[VECTORS][chains];
     for (int v = 0; v < VECTORS; v++)
         for (int c = 0; c < chains; c++) acc[v][c] = broadcast(0);
     int k = 0;
     for (; k + chains <= columns; k += chains)
         for (int c = 0; c < chains; c++) {
-            const F32 value = broadcast(x[k + c]);
+            const F32 value = broadcast(x.values[k + c]);
             const uint16_t *column = w + (int64_t)(k + c) * pf::GROUP;
-            __builtin_prefetch((const char *)column + LOW_RANK_AHEAD);
+            __builtin_prefetch((const char *)column + LOW_RANK_AHEAD, 0, 2);
             for (int v = 0; v < VECTORS; v++) acc[v][c] = multiply_add(value, load(column + v * F32::width), acc[v][c]);
         }
     for (; k < columns; k++)
         for (int v = 0; v < VECTORS; v++)
-            acc[v][0] = multiply_add(broadcast(x[k]), load(w + (int64_t)k * pf::GROUP + v * F32::width), acc[v][0]);
-    for (int v = 0; v < VECTORS; v++) {
-        const F32 total = (acc[v][0] + acc[v][1]) + (acc[v][2] + acc[v][3]);
-        store(out + v * F32::width, total * load(scale + v * F32::width));
+            acc[v][0] = multiply_add(broadcast(x.values[k]), load(w + (int64_t)k * pf::GROUP + v * F32::width), acc[v][0]);
+    for (int v = 0; v < VECTORS; v++)
+        out[v] = ((acc[v][0] + acc[v][1]) + (acc[v][2] + acc[v][3])) * load_bf16(scale + v * F32::width);
+}
+
+// out[rows, rounded up] = w @ x
+template <typename Numbers>
+PF_INLINE void narrow(Numbers numbers, const pf::LowRank &part, const pf::Rows &x, float *out) {
+    const size_t bytes = pf::low_rank_bytes(Numbers::bits, part.columns);
+    const uint8_t *w = part.down;
+    for (int first = 0; first < part.rank; first += pf::GROUP, w += bytes) {
+        F32 sums[VECTORS];
+        group_product(numbers, w, part.columns, x, sums);
+        for (int v = 0; v < VECTORS; v++) store(out + first + v * F32::width, sums[v]);
     }
 }
 
-// out[rows, rounded up] = or, where that is `added`, out[rows] += w @ x; each row of w has `stored` columns.
-template <typename T, typename X>
-PF_INLINE void product(const uint8_t *w, int rows, int columns, int stored, const X &x, float *out, bool added) {
-    float tile[pf::GROUP];
-    const int64_t group_bytes = pf::GROUP * (int64_t)(sizeof(float) + (size_t)stored * sizeof(T));
-    for (int first = 0; first < rows; first += pf::GROUP, w += group_bytes) {
-        const float *scale = (const float *)w;
-        const T *group = (const T *)(scale + pf::GROUP);
-        __builtin_prefetch(w + LOW_RANK_AHEAD);
-        if (!added) {
-            group_product(group, columns, x, scale, out + first);
-            continue;
-        }
-        group_product(group, columns, x, scale, tile);
-        if (rows - first >= pf::GROUP)
-            for (int r = 0; r < pf::GROUP; r += F32::width) store(out + first + r, load(out + first + r) + load(tile + r));
-        else
-            for (int r = first; r < rows; r++) out[r] += tile[r - first];
+// y[rows] += w @ x
+template <typename Numbers>
+PF_INLINE void widen(Numbers numbers, const pf::LowRank &part, const pf::Rows &x, float *y) {
+    const size_t bytes = pf::low_rank_bytes(Numbers::bits, part.rank);
+    const uint8_t *w = part.up;
+    int first = 0;
+    F32 sums[VECTORS];
+    for (; first + pf::GROUP <= part.rows; first += pf::GROUP, w += bytes) {
+        group_product(numbers, w, part.rank, x, sums);
+        for (int v = 0; v < VECTORS; v++) store(y + first + v * F32::width, load(y + first + v * F32::width) + sums[v]);
     }
+    if (first == part.rows) return;
+    float last[pf::GROUP];
+    group_product(numbers, w, part.rank, x, sums);
+    for (int v = 0; v < VECTORS; v++) store(last + v * F32::width, sums[v]);
+    for (int r = first; r < part.rows; r++) y[r] += last[r - first];
 }
 
-void low_rank_halves(const pf::LowRank &part, const float *x, float *room, float *y) {
-    product<uint16_t>(part.down, part.rank, part.columns, part.columns, x, room, false);
-    product<uint16_t>(part.up, part.rows, part.rank, part.rank, room, y, true);
+void low_rank_halves(const pf::LowRank &part, const pf::Rows &x, float *room, float *y) {
+    narrow(Halves(), part, x, room);
+    widen(Halves(), part, {room, 0, nullptr, nullptr, nullptr, 0, nullptr, 0}, y);
 }
 
-void low_rank_codes(const pf::LowRank &part, const float *x, float *room, float *y) {
-    const int narrow = (int)pf::round_up(part.rank, pf::BLOCK), longest = narrow > part.columns ? narrow : part.columns;
-    const int stored = (int)pf::round_up(part.rank, 4);
-    float *scale = room + narrow;
-    const Codes codes = {(int8_t *)(scale + 2 * (longest / pf::BLOCK)), scale, scale + longest / pf::BLOCK};
-    memset(room, 0, (size_t)narrow * sizeof(float));
-    quantise(x, part.columns, codes.codes, codes.scale, codes.sum);
-    product<uint8_t>(part.down, part.rank, part.columns, part.columns, codes, room, false);
-    quantise(room, narrow, codes.codes, codes.scale, codes.sum);
-    product<uint8_t>(part.up, part.rows, part.rank, stored, codes, y, true);
+template <typename Codes>
+void low_rank_codes(const pf::LowRank &part, const pf::Rows &x, float *room, float *y) {
+    const int columns = (int)pf::round_up(part.rank, pf::BLOCK);
+    float *scale = room + columns, *sum = scale + columns / pf::BLOCK;
+    int8_t *codes = (int8_t *)(sum + columns / pf::BLOCK);
+    memset(room, 0, (size_t)columns * sizeof(float));
+    narrow(Codes(), part, x, room);
+    quantise(room, columns, codes, scale, sum);
+    widen(Codes(), part, {room, 0, codes, scale, sum, columns, nullptr, 0}, y);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ from polyfleet.graph.lowering import fuse
 from polyfleet.graph.ops import Experts, Heads
 from polyfleet.kernels.adapters import Parts
 from polyfleet.kernels.cpu import library
-from polyfleet.kernels.cpu.adapters import pack_rows
+from polyfleet.kernels.cpu.adapters import adapter_bits, pack_rows
 from polyfleet.kernels.cpu.footprint import padded, row_stride
 from polyfleet.kernels.cpu.geometry import Geometry
 from polyfleet.kernels.cpu.library import DONE, READ, PfLowRank, PfModel, PfStep
@@ -57,7 +57,7 @@ class CpuModel:
         self._programs, self._widths = programs(graph, lambda name: weights[name].rows, adapters=adapters)
         self._ran: Variant = (False, False)
         self._sites = {name: number for number, name in enumerate(adaptable(graph))}
-        self._coarse = {name: weights[name].format.quantised for name in self._sites}  # as what adapters change
+        self._adapter_bits = {name: adapter_bits(weights[name].format) for name in self._sites}
         self._packing = Packing(weights, self.geometry.ropes, self._sites, spent)
         stages = {variant: self._packing.program(program) for variant, program in self._programs.items()}
         self._handle = self._create(threads, instruction_set, wide)
@@ -90,10 +90,9 @@ class CpuModel:
         in_use = sorted(parts.items(), key=lambda each: self._sites[each[0]])  # as a step reads them: one stream
         for struct, (name, part) in zip(structs, in_use, strict=True):
             struct.site, (struct.rank, struct.columns), struct.rows = self._sites[name], part.down.shape, len(part.up)
-            coarse = self._coarse[name]
-            struct.bytes = 1 if coarse else 2
-            packed = (*pack_rows(part.down, coarse=coarse), *pack_rows(part.up, coarse=coarse))
-            struct.down, struct.down_scale, struct.up, struct.up_scale = (each.ctypes.data for each in packed)
+            struct.bits = self._adapter_bits[name]
+            packed = [pack_rows(each, struct.bits) for each in (part.down, part.up)]
+            struct.down, struct.up = (each.ctypes.data for each in packed)
             alive += packed
         library.check(self._library.pf_executor_set_adapter(self._alive(), number, structs, len(parts)))
 

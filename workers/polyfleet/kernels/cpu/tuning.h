@@ -9,5 +9,6 @@ const int PRIVATE_ROWS = 2;  // so few rows entering a linear are prepared by ev
 const int CHUNKS_PER_THREAD = 2;  // from so many chunks on, threads share rows rather than weights
 const int UNITS_PER_THREAD = 6;   // pieces of work of few rows, by threads
 const int ADAPTED_ROWS = 8;       // of one adapter, which one thread takes together
+const int RUNS_PER_THREAD = 4;    // from so many such runs on, a thread takes each through all of a linear's weights
 
 }  // namespace pf
