@@ -19,6 +19,7 @@ from pathlib import Path
 from unittest import mock
 
 from bench.report import Row, compare, publish
+from tests.support.undialled import undialled
 
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.fleet.view import FleetView
@@ -128,7 +129,7 @@ def upkeep_seconds() -> float:
 
     received = snapshots(1000)
     with mock.patch.object(Session, "open", lambda session: setattr(session, "connected", True)):
-        view = FleetView("bench")
+        view = FleetView("bench", undialled)
         read()
         received = received[1:]
         return cpu(read)

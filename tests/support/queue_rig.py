@@ -2,6 +2,8 @@
 
 from typing import cast
 
+from tests.support.undialled import undialled
+
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.fleet.session import Session
@@ -29,7 +31,7 @@ class Fleet(FleetView):
     """A view whose workers the test sets: worker id -> model."""
 
     def __init__(self) -> None:
-        super().__init__("gw-test")
+        super().__init__("gw-test", undialled)
         self.serve({})
 
     def serve(self, models: dict[str, str]) -> None:

@@ -55,6 +55,12 @@ class FleetAccess:
         named = (*options, *self.tls.channel_options(role))
         return grpc.aio.secure_channel(address, self.tls.channel_credentials(), options=named)
 
+    def dialled(self, role: Role) -> dict[str, Any]:
+        """What asyncio's `create_connection` wants for a part of this role. Raises ssl.SSLError while files change."""
+        if self.tls is None:
+            return {}
+        return {"ssl": self.tls.dialling_context(), "server_hostname": self.tls.name_of(role)}
+
     def blocking_channel(self, address: str, role: Role) -> grpc.Channel:
         """The same for threads."""
         if self.tls is None:

@@ -7,6 +7,7 @@ may make the call.
 """
 
 import logging
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -65,6 +66,7 @@ class FleetTls:
         self._seen = self._files = _read(self._folder)
         self.member = checked(self._files, self._folder)
         self._looked = clock()
+        self._dials: tuple[tuple[bytes, bytes, bytes], ssl.SSLContext] | None = None  # made of which files
 
     def server_credentials(self) -> Any:
         """For a gRPC server, which asks for a certificate of the same roots; looked for at each handshake."""
@@ -77,7 +79,22 @@ class FleetTls:
 
     def channel_options(self, role: Role) -> tuple[tuple[str, Any], ...]:
         """Arguments of a channel to a part of this role: by its name, wherever it runs."""
-        return (("grpc.ssl_target_name_override", Member(role, self.member.fleet).name),)
+        return (("grpc.ssl_target_name_override", self.name_of(role)),)
+
+    def name_of(self, role: Role) -> str:
+        """By which a part of this role is known."""
+        return Member(role, self.member.fleet).name
+
+    def dialling_context(self) -> ssl.SSLContext:
+        """For a connection of HTTP/2 that is dialled now. Raises ssl.SSLError while the files are being changed."""
+        files = self._newest()
+        if self._dials is None or self._dials[0] is not files:
+            context = ssl.create_default_context(cadata=files[2].decode())
+            chain, key = (self._folder / name for name in FILES[:2])
+            context.load_cert_chain(chain, key)
+            context.set_alpn_protocols(["h2"])
+            self._dials = files, context
+        return self._dials[1]
 
     def objection(self, method: str, peer: Mapping[str, Iterable[bytes]]) -> str:
         """Why a call of `method` (its full path) by the peer of an `auth_context` of gRPC is refused; empty: not."""

@@ -19,6 +19,7 @@ from polyfleet.gateway.fleet.scheduler_link import SchedulerLink
 from polyfleet.gateway.fleet.tokenizers import Tokenizers
 from polyfleet.gateway.fleet.view import FleetView
 from polyfleet.gateway.grpc.server import GrpcServer
+from polyfleet.gateway.grpc.workers import WorkerDialler
 from polyfleet.gateway.health import Health
 from polyfleet.gateway.http import create_app, create_metrics_app
 from polyfleet.gateway.http.connection.server import HttpServer
@@ -70,7 +71,7 @@ class Gateway:
         limits = config.limits
         gateway_id, access = new_id("gw"), fleet_access(config.fleet_token_file, config.fleet_tls_dir)
         self.ledger, self.metrics = Ledger(), Metrics()
-        self.view = FleetView(gateway_id, access, self.metrics, config.placement)
+        self.view = FleetView(gateway_id, WorkerDialler(access), self.metrics, config.placement)
         self._fleet = SchedulerLink(config.fleet, gateway_id, access)
         self._peers = Peers(config.peers, access)
         self._tokenizers = Tokenizers(self._tokenizer, self.view.changed, _prompts_maker(config, self.metrics))

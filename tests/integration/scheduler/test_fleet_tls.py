@@ -15,6 +15,7 @@ from tests.support.running_worker import RunningWorker
 from polyfleet.cli.main import cli
 from polyfleet.gateway.fleet.scheduler_link import SchedulerLink
 from polyfleet.gateway.fleet.view import FleetView
+from polyfleet.gateway.grpc.workers import WorkerDialler
 from polyfleet.process.channels import FleetAccess, fleet_access
 from polyfleet.scheduler.launcher.worker_client import WorkerClient
 
@@ -27,7 +28,7 @@ async def test_all_parts_meet_over_tls(tmp_path: Path) -> None:
     folders = {role: str(roots.write(tmp_path / role, role)) for role in ROLES}
     access = {role: fleet_access(token, folder) for role, folder in folders.items()}
     running = await start(tmp_path, fleet_token_file=str(token), fleet_tls_dir=folders["scheduler"], settle_seconds=0.0)
-    view = FleetView("gw", access["gateway"])
+    view = FleetView("gw", WorkerDialler(access["gateway"]))
     watch = asyncio.create_task(SchedulerLink(running.address, "gw", access["gateway"]).watch(view.apply))
     flags = ("--fleet", running.address, "--fleet-token-file", str(token), "--fleet-tls-dir", folders["worker"])
     try:

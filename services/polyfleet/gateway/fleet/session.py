@@ -5,17 +5,14 @@ The session redials for ever. What breaks it, or silence for 3 s in either direc
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-
-import grpc
 
 from polyfleet.convert.sequences import sequence_update, start_message
 from polyfleet.gateway.errors import Code
 from polyfleet.gateway.fleet.breaker import CircuitBreaker
 from polyfleet.gateway.fleet.delivery import Delivery
+from polyfleet.gateway.fleet.dialling import Conversation, Dial
 from polyfleet.gateway.fleet.prefix_news import PrefixNewsReader
 from polyfleet.gateway.fleet.sink import SequenceSink
 from polyfleet.gateway.fleet.unreported import UnreportedStarts
@@ -24,10 +21,8 @@ from polyfleet.gateway.metrics import Metrics
 from polyfleet.placement.fleet import Worker, WorkerState
 from polyfleet.placement.prefixes import PrefixMap
 from polyfleet.placement.proto import went_back, worker_from_proto
-from polyfleet.process.channels import FLEET_CHANNEL, FleetAccess
-from polyfleet.process.keys import Role
 from polyfleet.process.tasks import end
-from polyfleet.v1 import fleet_pb2, worker_pb2, worker_pb2_grpc
+from polyfleet.v1 import fleet_pb2, worker_pb2
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.requests import SequenceRequest
 from polyfleet.wire.tickets import TransferOffer
@@ -36,12 +31,6 @@ TICK_SECONDS = 0.5
 SILENT_TICKS = 6  # a worker sends something every 0.5 s; after 3 s without it is lost
 REDIAL_SECONDS = (0.05, 1.0)  # first and longest pause
 CALLERS_OWN = frozenset({Code.INVALID_ARGUMENT, Code.CANCELLED, Code.DEADLINE_EXCEEDED})  # no fault of the worker's
-MAX_EVENT_BYTES = 64 * 1024 * 1024
-CHANNEL_OPTIONS = [
-    *FLEET_CHANNEL,
-    ("grpc.max_receive_message_length", MAX_EVENT_BYTES),
-    ("grpc.max_send_message_length", MAX_EVENT_BYTES),
-]
 log = logging.getLogger(__name__)
 
 
@@ -52,7 +41,7 @@ class Session:
         self,
         info: fleet_pb2.WorkerInfo,
         gateway_id: str,
-        access: FleetAccess | None,
+        dial: Dial,
         changed: Listeners,
         metrics: Metrics | None = None,
         prefixes: PrefixMap | None = None,
@@ -72,12 +61,11 @@ class Session:
         self._went_back = ""  # how that of the last one did
         self._was_connected = False
         self._gateway_id = gateway_id
-        self._access = access or FleetAccess()
+        self._dial = dial
         self._changed = changed
         self._sinks: dict[str, SequenceSink] = {}
         self._unreported = UnreportedStarts()
-        self._outbox: deque[worker_pb2.SessionCommand] = deque()
-        self._outbox_filled = asyncio.Event()
+        self._call: Conversation | None = None
         self._silence = 0
         self._delivery = Delivery()
         self._told: Worker | None = None  # by its last report,
@@ -158,8 +146,9 @@ class Session:
             self._send(worker_pb2.SessionCommand(cancel=worker_pb2.CancelSequence(sequence_id=sequence_id)))
 
     def _send(self, command: worker_pb2.SessionCommand) -> None:
-        self._outbox.append(command)
-        self._outbox_filled.set()
+        if self._call is not None:
+            self._delivery.sent()
+            self._call.send(command.SerializeToString())
 
     async def _run(self) -> None:
         (pause, longest), told, fields = REDIAL_SECONDS, "", {"worker_id": self.worker_id}
@@ -181,37 +170,24 @@ class Session:
     async def _converse(self) -> str:
         """One session from Hello to its end; why it ended."""
         address = self.info.address
-        async with self._access.channel(address, Role.WORKER, CHANNEL_OPTIONS) as channel:
-            call = worker_pb2_grpc.WorkerStub(channel).Session(metadata=self._access.metadata)
-            parts = [asyncio.create_task(part) for part in (self._read(call), self._write(call), self._watch(address))]
-            try:
-                done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-                return next(part for part in parts if part in done).result()
-            finally:
-                call.cancel()
-                await end(*parts)
-
-    async def _read(self, call: Any) -> str:
         try:
-            while isinstance(event := await call.read(), worker_pb2.SessionEvent):
-                if not self.connected:  # it has read our Hello
-                    self._set_connected()
-                self._receive(event)
-        except grpc.aio.AioRpcError as error:
-            return str(error.details() or error.code().name)
-        return "the worker ended the session"
-
-    async def _write(self, call: Any) -> str:
+            self._call = call = await self._dial(address, self._came)
+        except OSError as error:
+            return str(error)
+        watch = asyncio.create_task(self._watch(address))
         try:
             self._send(worker_pb2.SessionCommand(hello=worker_pb2.Hello(gateway_id=self._gateway_id)))
-            while True:
-                while self._outbox:
-                    self._delivery.sent()
-                    await call.write(self._outbox.popleft())
-                self._outbox_filled.clear()
-                await self._outbox_filled.wait()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return "the session broke"
+            await asyncio.wait((call.ended, watch), return_when=asyncio.FIRST_COMPLETED)
+            return call.ended.result() if call.ended.done() else watch.result()
+        finally:
+            self._call = None
+            call.close()
+            await end(call.ended, watch)
+
+    def _came(self, message: bytes) -> None:
+        if not self.connected:  # it has read our Hello
+            self._set_connected()
+        self._receive(worker_pb2.SessionEvent.FromString(message))
 
     async def _watch(self, address: str) -> str:
         """Ends when the worker is silent or has moved. Counts ticks, so that a stalled loop is no silent worker."""
@@ -284,7 +260,6 @@ class Session:
         was_connected, self.connected, self.offer = self.connected, False, TransferOffer("")
         self._heard, self._sound, self._went_back = None, fleet_pb2.WorkerStatus(), ""
         self._touch(told=True)
-        self._outbox.clear()
         self._delivery = Delivery()
         self._unreported = UnreportedStarts()
         self._prefixes.lost()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from polyfleet.gateway.fleet.adapters import ServedAdapter, adapters_of, by_served_name
 from polyfleet.gateway.fleet.changes import Mixtures, outline, standing
+from polyfleet.gateway.fleet.dialling import Dial
 from polyfleet.gateway.fleet.outlook import Outlook, intended_models, outlook, served_name
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.fleet.snapshot import Snapshot
@@ -25,7 +26,6 @@ from polyfleet.placement.fleet import FleetSnapshot, Revision, WorkerState
 from polyfleet.placement.policy import Policy
 from polyfleet.placement.pool import FleetIndex
 from polyfleet.placement.prefixes import PrefixMap
-from polyfleet.process.channels import FleetAccess
 from polyfleet.process.tasks import Tasks
 from polyfleet.v1 import fleet_pb2
 from polyfleet.wire.answers import Model
@@ -47,7 +47,7 @@ class FleetView:
     def __init__(
         self,
         gateway_id: str,
-        access: FleetAccess | None = None,
+        dial: Dial,
         metrics: Metrics | None = None,
         policy: Policy | None = None,
     ) -> None:
@@ -58,7 +58,7 @@ class FleetView:
         self.prefixes = PrefixMap(self._index.policy.prefix_grains)
         self._touched: set[Session] = set()  # whose workers the index has to be told of
         self._gateway_id = gateway_id
-        self._access = access
+        self._dial = dial
         self._metrics = metrics or Metrics()
         self._epoch, self._generation, self._version = "", 0, 0
         self._heard = Snapshot()  # the last one
@@ -113,7 +113,7 @@ class FleetView:
     def _report(self, info: fleet_pb2.WorkerInfo, status: fleet_pb2.WorkerStatus) -> None:
         session = self.sessions.get(info.worker_id)
         if session is None:
-            known = self._gateway_id, self._access, self.changed, self._metrics, self.prefixes, self._touched
+            known = self._gateway_id, self._dial, self.changed, self._metrics, self.prefixes, self._touched
             session = Session(info, *known)
             self.sessions[info.worker_id] = session
             session.open()

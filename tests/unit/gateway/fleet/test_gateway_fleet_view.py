@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.support.undialled import undialled
 
 from polyfleet.gateway.fleet import session as session_module
 from polyfleet.gateway.fleet.session import Session
@@ -43,7 +44,7 @@ class Sink:
 
 def connected(changed: Listeners | None = None) -> Session:
     """A session that is connected, as far as it knows; it never dials."""
-    session = Session(info(), "gw", None, changed or Listeners())
+    session = Session(info(), "gw", undialled, changed or Listeners())
     session.report(info(), pb.WorkerStatus(state=READY, waiting_prefill_tokens=7))
     session._set_connected()
     return session
@@ -58,7 +59,7 @@ def start(sequence_id: str, num_prompt: int) -> SequenceRequest:
 
 
 async def test_a_worker_without_a_session_is_not_ready() -> None:
-    session = Session(info(), "gw", None, Listeners())
+    session = Session(info(), "gw", undialled, Listeners())
     session.report(info(), pb.WorkerStatus(state=READY))
     assert session.worker().state is WorkerState.STARTING
     session._set_connected()
@@ -143,7 +144,7 @@ async def test_changes_of_state_are_told_and_loads_are_not() -> None:
 async def view(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A view whose sessions find nobody."""
     monkeypatch.setattr(session_module, "REDIAL_SECONDS", (60.0, 60.0))
-    view = FleetView("gw")
+    view = FleetView("gw", undialled)
     yield view
     await view.close()
 

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.support.undialled import undialled
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import NotFound, Unavailable
@@ -85,7 +86,7 @@ def test_what_a_deployment_repeats_of_its_workers_is_said_once() -> None:
 
 
 def catalogue(snapshot: pb.FleetSnapshot, queue_timeout: float) -> Models:
-    view, limits, metrics = FleetView("gw"), Limits(queue_timeout=queue_timeout), Metrics()
+    view, limits, metrics = FleetView("gw", undialled), Limits(queue_timeout=queue_timeout), Metrics()
     view.apply(snapshot)
     return Models(view, NoTexts(), RequestQueue(view, place, limits, metrics), limits)  # type: ignore[arg-type]
 
@@ -118,7 +119,7 @@ async def test_a_deployment_at_rest_is_no_unknown_name() -> None:
 async def test_a_model_that_sleeps_is_listed_and_who_asks_for_it_waits_longer() -> None:
     asleep = deployed(wanted=0)
     asleep.deployments[0].autoscaling.max_workers = 1
-    view, limits = FleetView("gw"), Limits(queue_timeout=0.0, cold_start_timeout=86_400)
+    view, limits = FleetView("gw", undialled), Limits(queue_timeout=0.0, cold_start_timeout=86_400)
     view.apply(asleep)
     queue = RequestQueue(view, place, limits, Metrics())
     models = Models(view, NoTexts(), queue, limits)  # type: ignore[arg-type]
@@ -136,7 +137,7 @@ async def test_a_model_that_sleeps_is_listed_and_who_asks_for_it_waits_longer() 
 
 
 async def test_a_wait_ends_when_it_becomes_hopeless() -> None:
-    view, limits = FleetView("gw"), Limits(queue_timeout=86_400)
+    view, limits = FleetView("gw", undialled), Limits(queue_timeout=86_400)
     view.apply(deployed(worker(STARTING, deployment="d")))
     models = Models(view, NoTexts(), RequestQueue(view, place, limits, Metrics()), limits)  # type: ignore[arg-type]
     waiting = asyncio.create_task(models.resolve("m", 86_400))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
+from tests.support.undialled import undialled
 
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.fleet.snapshot import Snapshot
@@ -28,7 +29,7 @@ def worker(number: int, load: int = 0, context: int = 100, state: "pb.WorkerStat
 async def view(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A view whose sessions are connected, as far as they know."""
     monkeypatch.setattr(Session, "open", lambda session: setattr(session, "connected", True))
-    return FleetView("gw")
+    return FleetView("gw", undialled)
 
 
 def test_a_snapshot_in_parts_is_a_snapshot() -> None:
@@ -89,7 +90,7 @@ async def test_one_changed_load_is_the_work_of_one_worker(view: FleetView, monke
 async def test_any_way_to_a_snapshot_leads_to_the_same_view(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "open", lambda session: None)
     draw = random.Random(5)
-    kept = FleetView("gw")
+    kept = FleetView("gw", undialled)
     for _ in range(30):
         numbers = draw.sample(range(6), draw.randrange(6))
         workers = [worker(each, draw.randrange(3), state=draw.choice((READY, LOADING))) for each in numbers]
@@ -97,7 +98,7 @@ async def test_any_way_to_a_snapshot_leads_to_the_same_view(monkeypatch: pytest.
             each.info.address = draw.choice(("", "a:1", "b:1"))
             each.info.model.name = draw.choice("mn")
         sent = pb.FleetSnapshot(workers=workers, deployments=[pb.ModelDeployment(name="d", workers=draw.randrange(2))])
-        fresh = FleetView("gw")
+        fresh = FleetView("gw", undialled)
         for view in (kept, fresh):
             view.apply(sent)
         assert kept.sessions.keys() == fresh.sessions.keys()

@@ -55,8 +55,9 @@ class Received(Protocol):
 class FrameReader:
     """Of one connection. No more is kept than a frame, MAX_BLOCK_BYTES of headers, and what it fed when sated."""
 
-    def __init__(self, received: Received) -> None:
-        self.prefaced = self.greeted = False  # it is HTTP/2; the client's first settings have come
+    def __init__(self, received: Received, *, prefaced: bool = False) -> None:
+        """`prefaced`: it reads what a server sends, which has no preface."""
+        self.prefaced, self.greeted = prefaced, False  # it is HTTP/2; the peer's first settings have come
         self._received = received
         self._buffer = bytearray()
         self._pieces: tuple[int, int, bytes, int] | None = None  # stream, flags, what has come, in how many
