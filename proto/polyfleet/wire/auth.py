@@ -18,6 +18,7 @@ FLEET_TOKEN_FILE = "POLYFLEET_FLEET_TOKEN_FILE"
 FLEET_KEYS_FILE = "POLYFLEET_FLEET_KEYS_FILE"
 AUTHORIZATION = "authorization"
 ANY_HOST = ("", "0.0.0.0", "::")  # listened on, it is every address of this machine
+MAX_TOKEN_CHARACTERS = 1024
 _BEARER = "bearer "
 Metadata = Iterable[tuple[str, str | bytes]]
 
@@ -30,20 +31,25 @@ class Forbidden(str):
     """Why a call is refused whose caller is known: PERMISSION_DENIED, not UNAUTHENTICATED."""
 
 
-def read_token(path: str | Path) -> str:
-    """The token in the file's first line, stripped. Raises AuthSetupError when it can't be read or is unusable."""
+def read_token(path: str | Path, what: str = "fleet token") -> str:
+    """The token, or other secret that calls carry, in the file's first line, stripped.
+
+    Raises AuthSetupError when it can't be read or is unusable.
+    """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        with open(path, encoding="utf-8") as file:
+            token = file.readline(2 * MAX_TOKEN_CHARACTERS).strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise AuthSetupError(f"The fleet token file {path} can't be read: {reason}.") from None
-    token = lines[0].strip() if lines else ""
+        raise AuthSetupError(f"The {what} file {path} can't be read: {reason}.") from None
     if not token:
-        raise AuthSetupError(f"The fleet token file {path} is empty: write one line with the token into it.")
+        raise AuthSetupError(f"The {what} file {path} is empty: its first line must be the {what}.")
     if not token.isascii() or not token.isprintable():
-        raise AuthSetupError(
-            f"The fleet token file {path} holds characters that HTTP/2 can't carry: use printable ASCII."
-        )
+        problem = "holds characters that HTTP/2 can't carry: use printable ASCII"
+        raise AuthSetupError(f"The {what} file {path} {problem}.")
+    if len(token) > MAX_TOKEN_CHARACTERS:
+        problem = f"holds more than the {MAX_TOKEN_CHARACTERS} characters that a call can carry: use a shorter one"
+        raise AuthSetupError(f"The {what} file {path} {problem}.")
     return token
 
 

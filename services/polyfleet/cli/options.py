@@ -12,6 +12,7 @@ import click
 
 from polyfleet.cli.errors import CliError, ExitCode, calling
 from polyfleet.process.listening import is_port
+from polyfleet.wire.auth import AuthSetupError, read_token
 from polyfleet.wire.limits import FieldError, check_accelerator
 
 if TYPE_CHECKING:
@@ -166,16 +167,10 @@ def chosen_tls_dir() -> Path | None:
 
 def read_secret(path: Path | None, what: str) -> str | None:
     """The first line of a file that holds a secret; None without a file."""
-    if path is None:
-        return None
     try:
-        secret = path.read_text(encoding="utf-8").partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise CliError(f"The file {path} with the {what} can't be read: {reason}.", ExitCode.BAD_INPUT) from None
-    if not secret:
-        raise CliError(f"The file {path} is empty: its first line must be the {what}.", ExitCode.BAD_INPUT)
-    return secret
+        return None if path is None else read_token(path, what)
+    except AuthSetupError as error:
+        raise CliError(str(error), ExitCode.BAD_INPUT) from None
 
 
 def read_text(text: str | None, what: str) -> str:

@@ -55,12 +55,20 @@ def test_token_is_the_first_line_stripped(tmp_path: Path) -> None:
     assert auth.fleet_token(None, {}) is None
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"  \n", b"\xff\xfe", "gehe\u00efm".encode(), b"a\x00b"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\n", b"  \n", b"\xff\xfe", "gehe\u00efm".encode(), b"a\x00b", b"a" * 1025, b"a" * 5_000_000]
+)
 def test_unusable_token_file_is_refused_with_its_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "token"
     path.write_bytes(content)
     with pytest.raises(auth.AuthSetupError, match=str(path)):
         auth.read_token(path)
+
+
+def test_the_longest_token(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("a" * 1024 + "\n")
+    assert auth.read_token(path) == "a" * 1024
 
 
 def test_missing_token_file_is_refused(tmp_path: Path) -> None:
