@@ -16,6 +16,7 @@ from tests.support.raw_grpc import (
     HEADERS,
     PING,
     RST_STREAM,
+    SETTINGS,
     RawHttp2,
     call,
     frame,
@@ -25,6 +26,7 @@ from tests.support.raw_grpc import (
 from polyfleet.gateway.pace import Pace
 
 GOAWAY = 7
+ALL_TAKEN = struct.pack(">II", 2**31 - 1, 0)  # of the calls that come yet
 
 
 def channel(port: int, *options: tuple[str, Any], **more: Any) -> Any:
@@ -139,6 +141,22 @@ async def test_a_server_that_stops_lets_calls_end_and_sends_new_ones_elsewhere()
         assert (len(server), echo.hanging) == (0, 0)
 
 
+async def test_calls_on_their_way_to_a_server_that_stops_are_answered() -> None:
+    async with echo_server() as (server, _, port):
+        clients = [await RawHttp2.open(port) for _ in range(3)]
+        for client in clients:
+            await client.frames_until(SETTINGS, 0)
+        stopping = asyncio.create_task(server.stop(30.0))
+        for client in clients:
+            ping = await client.frames_until(PING, 0)
+            late = call(1, EACH) + frame(DATA, 1, 1, prefixed(b"fox"))
+            await client.send(late + frame(PING, ACK, payload=ping) + call(3, EACH))
+            assert await client.frames_until(DATA, 1) == prefixed(b"fox")
+        for client in clients:
+            await client.ended()
+        await stopping
+
+
 async def test_calls_that_do_not_end_in_time_are_told() -> None:
     async with echo_server() as (server, echo, port), channel(port) as client:
         running = method(client, "Hang")(iter([]))
@@ -152,17 +170,22 @@ async def test_calls_that_do_not_end_in_time_are_told() -> None:
 async def test_idle_and_old_connections_are_asked_to_go() -> None:
     async with echo_server(idle=0.2) as (server, _, port):
         connection = await RawHttp2.open(port)
-        assert (await connection.frames_until(GOAWAY, 0))[4:8] == bytes(4)
+        assert await connection.frames_until(GOAWAY, 0) == ALL_TAKEN
+        assert await connection.frames_until(PING, 0)  # is not answered
+        assert await connection.frames_until(GOAWAY, 0) == bytes(8)
         await connection.ended()
         await until(lambda: len(server) == 0)
     async with echo_server(age=0.2, age_grace=0.2) as (server, echo, port):
         connection = await RawHttp2.open(port, GREETING + call(1, HANG))
-        assert (await connection.frames_until(GOAWAY, 0))[:8] == b"\x00\x00\x00\x01" + bytes(4)
+        assert await connection.frames_until(GOAWAY, 0) == ALL_TAKEN
         assert echo.hanging == 1
-        await connection.send(call(3, HANG))
-        assert await connection.frames_until(RST_STREAM, 3) == struct.pack(">I", 7)  # refused: may be tried elsewhere
+        ping = await connection.frames_until(PING, 0)
+        await connection.send(call(3, HANG) + frame(PING, ACK, payload=ping) + call(5, HANG))
+        assert await connection.frames_until(GOAWAY, 0) == struct.pack(">II", 3, 0)
+        assert await connection.frames_until(RST_STREAM, 5) == struct.pack(">I", 7)  # refused: may be tried elsewhere
+        assert echo.hanging <= 2
         await connection.ended()
-        await until(lambda: echo.cancelled == 1)
+        await until(lambda: echo.cancelled == 2)
 
 
 async def test_silent_connections_are_pinged_and_dead_ones_end() -> None:

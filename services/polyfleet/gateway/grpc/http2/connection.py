@@ -4,14 +4,12 @@ import asyncio
 import random
 import ssl
 import time
-from collections.abc import Mapping
 from typing import Protocol
-from urllib.parse import quote
 
 from polyfleet.gateway.grpc.http2 import frames
 from polyfleet.gateway.grpc.http2.call import WINDOW, Call
 from polyfleet.gateway.grpc.http2.frames import ConnectionProblem, NotHttp2, Problem, StreamProblem
-from polyfleet.gateway.grpc.http2.heads import Head, check_fields, read_head
+from polyfleet.gateway.grpc.http2.heads import Head, check_fields, peer_name, read_head
 from polyfleet.gateway.grpc.http2.hpack import Header
 from polyfleet.gateway.grpc.http2.inflow import Inflow
 from polyfleet.gateway.grpc.http2.patience import RESET_WEIGHT, Patience
@@ -24,6 +22,7 @@ from polyfleet.gateway.ports.doors import Visit
 QUICK_SECONDS = 0.0005  # what takes longer to read, of somebody who has shown no key, is paced
 CALL_SECONDS, STRANGERS_CALLS = 0.001, 4  # what refusing a call takes, and so many are begun at once
 STRANGERS_FRAMES = 256  # that ask for nothing, read at once
+ALIVE, LEAVING = bytes(8), b"leaving?"  # what pings hold
 STRANGERS_UNREAD_BYTES = 512 * 1024  # of answers that he does not read
 STRANGERS_STREAMS = 100  # open at once, the fewest that RFC 9113 recommends to allow
 CALLS_WIDENED = 16  # in the time that an idle frame takes
@@ -44,6 +43,10 @@ class CallServer(Protocol):
         """It is gone, and its calls with it."""
         ...
 
+    def parted(self, connection: "Connection") -> None:
+        """It gets no more calls."""
+        ...
+
     def called(self, connection: "Connection", stream: int, head: Head) -> Call:
         """Begin a call."""
         ...
@@ -57,10 +60,12 @@ class Connection(Sender):
         self._server, self.visit = server, visit
         self.max_unread = STRANGERS_UNREAD_BYTES
         self._streams = Streams(min(STRANGERS_STREAMS, server.max_streams))
+        self.calls = self._streams.calls
         self.peer = ""
         self._trusted = False
         self._resting: asyncio.TimerHandle | None = None  # until it is read on
-        self.leaving: float | None = None  # since when it gets no more calls
+        self.leaving: float | None = None  # since when its client is asked to go
+        self.left = False  # it gets no more calls
         self.opened = self.heard = self.idle_since = self._loop.time()
         self.pinged: float | None = None  # since when it was asked for a sign of life
         self.spread = random.uniform(0.9, 1.1)  # so that not all grow old together
@@ -74,8 +79,7 @@ class Connection(Sender):
         """Wait for who it is."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
-        self.peer = f"ipv6:{quote(f'[{host}]')}:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        self.peer = peer_name(*(transport.get_extra_info("peername") or ("", 0))[:2])
         self.visit.close = self.cut
         self._server.opened(self)
 
@@ -91,7 +95,7 @@ class Connection(Sender):
             self.send(other.answer)
             self.close()
         except ConnectionProblem as problem:
-            self.leave(problem.code, str(problem))
+            self.part(problem.code, str(problem))
             self.close()
         took = time.thread_time() - began + CALL_SECONDS * self._num_called
         if (took > QUICK_SECONDS or self.sated) and not (self._trusted or self._closed):
@@ -135,7 +139,7 @@ class Connection(Sender):
         """Greet, which no client gets but one of HTTP/2."""
         tls: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
         self.send(frames.greeting(self._streams.most, self._server.max_header_bytes, WINDOW))
-        if self.leaving is not None:
+        if self.left:
             self.send(frames.goaway(0, Problem.NO_ERROR))
         if tls is not None and tls.selected_alpn_protocol() != "h2":
             raise ConnectionProblem(Problem.INADEQUATE_SECURITY, "over TLS, HTTP/2 is agreed on by ALPN")
@@ -182,7 +186,7 @@ class Connection(Sender):
             head = read_head(headers)
         except StreamProblem:
             return self._refuse(stream, Problem.PROTOCOL_ERROR)
-        if self.leaving is not None or self._streams.full:
+        if self.left or self._streams.full:
             return self._refuse(stream, Problem.REFUSED_STREAM)
         if head.problem:
             self._count(RESET_WEIGHT)
@@ -206,7 +210,9 @@ class Connection(Sender):
         elif kind == frames.SETTINGS:
             self._settings(flags, payload)
         elif kind == frames.PING and not flags & frames.ACK:
-            self.send(frames.frame(frames.PING, frames.ACK, payload=payload))
+            self.send(frames.ping(payload, frames.ACK))
+        elif kind == frames.PING and payload == LEAVING and self.leaving is not None:
+            self.part()  # the client has heard, and what it began before is here
         self._count()
 
     def _settings(self, flags: int, payload: bytes) -> None:
@@ -255,11 +261,6 @@ class Connection(Sender):
     # Its life.
 
     @property
-    def calls(self) -> Mapping[int, Call]:
-        """Those that are open, by their streams."""
-        return self._streams.calls
-
-    @property
     def greeted(self) -> bool:
         """Whether the client's first settings have come."""
         return self._reader.greeted
@@ -275,11 +276,23 @@ class Connection(Sender):
     def ping(self) -> None:
         """Ask for a sign of life."""
         self.pinged = self._loop.time()
-        self.send(frames.frame(frames.PING, payload=bytes(8)))
+        self.send(frames.ping(ALIVE))
 
-    def leave(self, code: Problem = Problem.NO_ERROR, text: str = "") -> None:
-        """Take no more calls; the client makes them over another connection."""
-        if self.leaving is None:
-            self.leaving = self._loop.time()
-            if self._reader.prefaced:
-                self.send(frames.goaway(self._streams.last, code, text))
+    def leave(self) -> None:
+        """Ask the client to make its calls over another connection; those on their way are taken until it has heard."""
+        if self.leaving is not None:
+            return
+        self.leaving = self._loop.time()
+        if self._reader.prefaced:
+            self.send(frames.goaway(frames.MAX_WINDOW, Problem.NO_ERROR) + frames.ping(LEAVING))
+        else:
+            self.part()
+
+    def part(self, code: Problem = Problem.NO_ERROR, text: str = "") -> None:
+        """Take no more calls. Nothing happens a second time."""
+        if self.left:
+            return
+        self.left = True
+        if self._reader.prefaced:
+            self.send(frames.goaway(self._streams.last, code, text))
+        self._server.parted(self)

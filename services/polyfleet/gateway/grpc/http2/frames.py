@@ -125,6 +125,11 @@ def widened(window: int, size: int) -> int:
     return window
 
 
+def ping(payload: bytes, flags: int = 0) -> bytes:
+    """8 bytes, which come back in one with ACK."""
+    return frame(PING, flags, payload=payload)
+
+
 def window_update(stream: int, size: int) -> bytes:
     """Leave for so many bytes more; stream 0: of the connection."""
     return frame(WINDOW_UPDATE, stream=stream, payload=size.to_bytes(4, "big"))

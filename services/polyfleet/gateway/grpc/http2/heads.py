@@ -6,7 +6,7 @@ from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
-from urllib.parse import quote_from_bytes
+from urllib.parse import quote, quote_from_bytes
 
 from polyfleet.gateway.grpc.http2.frames import StreamProblem
 
@@ -136,6 +136,11 @@ def expanded(message: bytes, encoding: bytes, max_bytes: int) -> bytes:
     if len(found) > max_bytes or not expanding.eof:
         raise ValueError(f"A compressed message ends early, or is larger than {max_bytes} bytes.")
     return found
+
+
+def peer_name(host: str, port: int) -> str:
+    """A client's address, as gRPC writes it."""
+    return f"ipv6:{quote(f'[{host}]')}:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
 def trailers(code: int, details: str, metadata: Metadata) -> tuple[tuple[bytes, bytes], ...]:

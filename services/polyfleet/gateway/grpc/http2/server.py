@@ -70,6 +70,8 @@ class Http2Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._coming: deque[Call] = deque()  # whose handlers have not begun
         self._empty = asyncio.Event()
+        self._parting: set[Connection] = set()  # may still bring calls while the server stops
+        self._parted = asyncio.Event()
         self._stopping = False
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
@@ -109,8 +111,15 @@ class Http2Server:
         if self._connections.get(connection.peer) is connection:
             del self._connections[connection.peer]
         self._doors.leave(connection.visit)
+        self.parted(connection)
         if not self._connections:
             self._empty.set()
+
+    def parted(self, connection: Connection) -> None:
+        """It gets no more calls."""
+        self._parting.discard(connection)
+        if not self._parting:
+            self._parted.set()
 
     def called(self, connection: Connection, stream: int, head: Head) -> Call:
         """Have its handler run, one in a turn of the event loop: else all that come together wait for the last."""
@@ -185,6 +194,8 @@ class Http2Server:
         elif connection.pinged is not None and now - connection.pinged > bounds.ping_answer:
             connection.cut()
         elif leaving is not None:
+            if now - leaving > GRACE_SECONDS:
+                connection.part()
             if not connection.calls and now - leaving > GRACE_SECONDS:
                 connection.close()
             elif now - leaving > bounds.age_grace:
@@ -195,19 +206,32 @@ class Http2Server:
             connection.ping()
 
     async def stop(self, grace: float) -> None:
-        """Take no more connections and calls; those that run get so many seconds."""
+        """Take no more connections and calls; those that run, or are on their way, get so many seconds."""
         self._stopping = True
         if self._acceptor is not None:
             await self._acceptor.leave()
         self._listener.close()
-        for connection in self._connections.values():
-            connection.leave()
+        until = asyncio.get_running_loop().time() + grace
+        await self._part(min(grace, GRACE_SECONDS))
         while self._coming:
             self._begin()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=grace)
+            await asyncio.wait(self._tasks, timeout=max(0.0, until - asyncio.get_running_loop().time()))
         await end(*self._tasks)
         await self._close()
+
+    async def _part(self, seconds: float) -> None:
+        """Have all clients go; their calls are taken until they have heard, or the time is over."""
+        connections = [each for each in self._connections.values() if not each.left]
+        self._parted.clear()
+        self._parting.update(connections)
+        for connection in connections:
+            connection.leave()
+        if self._parting and seconds > 0:
+            with suppress(asyncio.TimeoutError), Within(seconds):
+                await self._parted.wait()
+        for connection in connections:
+            connection.part()
 
     async def _close(self) -> None:
         """End all connections, those at once that don't read."""
