@@ -53,13 +53,25 @@ def _string(text: bytes) -> bytes:
     return encoded + bytes((rest,)) + text
 
 
+class _Following(asyncio.StreamReaderProtocol):
+    """Ends a connection that the server has ended, as clients do."""
+
+    def eof_received(self) -> bool:
+        super().eof_received()
+        return False
+
+
 class RawHttp2(RawConnection):
     """One connection to `port` of loopback, with its preface and settings sent."""
 
     @classmethod
     async def open(cls, port: int, data: bytes = GREETING, **options: Any) -> "Self":
         """Connect and send `data`."""
-        return await super().open(port, data, **options)
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+        transport, protocol = await loop.create_connection(lambda: _Following(reader), "127.0.0.1", port, **options)
+        connection = cls(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+        connection.writer.write(data)
+        return connection
 
     async def frames_until(self, kind: int, stream: int) -> bytes:
         """The payload of the first such frame; b"" when the connection ends without."""

@@ -1,5 +1,7 @@
 """Frames that no client sends, or none should: what ends a connection, what one call of it, and what is let be."""
 
+import asyncio
+import socket
 import struct
 
 import pytest
@@ -90,6 +92,22 @@ async def test_a_client_that_breaks_the_rules_is_told_which_and_sent_away(data: 
         await connection.ended()
         await until(lambda: len(server) == 0)
         assert echo.hanging == 0
+
+
+async def test_who_still_sends_when_the_server_ends_a_connection_is_not_reset() -> None:
+    loop = asyncio.get_running_loop()
+    async with echo_server() as (_, _, port):
+        with socket.socket() as client:
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", port))
+            await loop.sock_sendall(client, GREETING + frame(DATA, 0, 0, b"a"))
+            for _ in range(3):
+                await asyncio.sleep(0.02)
+                await loop.sock_sendall(client, frame(PING, payload=bytes(8)))
+            answer = b""
+            while data := await loop.sock_recv(client, 65536):
+                answer += data
+        assert answer.endswith(b"a frame on a stream that has none of its kind")
 
 
 @pytest.mark.parametrize(

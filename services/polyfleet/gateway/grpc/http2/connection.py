@@ -85,6 +85,8 @@ class Connection(Sender):
 
     def data_received(self, data: bytes) -> None:
         """Frames, or parts of them."""
+        if self._closed:
+            return
         if data:
             self.heard, self.pinged = self._loop.time(), None
         self._num_called = self._num_idle = 0

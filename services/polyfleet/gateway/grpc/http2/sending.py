@@ -9,6 +9,7 @@ from polyfleet.gateway.grpc.http2.call import Call
 MAX_PENDING_BYTES = 256 * 1024  # of messages, for one turn of the event loop
 ROOM_EACH = 256  # bytes, of calls that wait for some
 MAX_UNREAD_BYTES = 2 * 1024 * 1024  # that only answers to frames which ask for nothing can come to
+LINGER_SECONDS = 1.0  # for a client to end a connection that has ended here
 NO_TABLE = b"\x20"  # HPACK's: nothing here refers to headers that were sent before
 
 
@@ -93,10 +94,20 @@ class Sender(asyncio.Protocol):
     # Its end.
 
     def close(self) -> None:
-        """End it behind what was sent."""
+        """End it behind what was sent.
+
+        The client ends it first, for a while: closed while something of his comes, it would take back what was sent.
+        """
         self._flush()
+        if self._closed:
+            return
         self._closed = True
-        self._transport.close()
+        if self._transport.can_write_eof():
+            self._transport.resume_reading()
+            self._transport.write_eof()
+            self._loop.call_later(LINGER_SECONDS, self._transport.abort)
+        else:
+            self._transport.close()  # TLS has a way of its own
 
     def cut(self) -> None:
         """End it now."""
