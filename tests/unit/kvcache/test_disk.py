@@ -1,10 +1,12 @@
 """Blocks on local disk: what was written comes back, by another process too, and nothing else is ever taken for it."""
 
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -193,6 +195,19 @@ def test_a_folder_that_cannot_be_written_is_counted_and_tried_again_later(
     assert tier.problems["unwritable"] == 1
     assert len(tier) == 0
     assert "unwritable, so prompts are computed: " in caplog.text
+
+
+@pytest.mark.parametrize(("given", "free"), [(0, 0), (0, 2 * FILE_BYTES // 4), (10, 1 << 30)])
+def test_a_disk_without_room_for_a_block_is_said_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, given: int, free: int
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    full = DiskTier(tmp_path, LAYOUT, BLOCK, given)
+    full.put(name(1), contents(1))
+    assert finished(full.read([name(1)])) == []
+    full.close()
+    assert full.problems["unwritable"] == 1
+    assert f"room for {given or free // 2} bytes, less than one block takes" in caplog.text
 
 
 def test_a_damaged_file_ends_a_read_and_is_counted(

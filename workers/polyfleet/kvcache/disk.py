@@ -52,6 +52,8 @@ class DiskTier:
         self._news, self._closed, self._writes_from = threading.Condition(), False, 0.0
         self._thread = threading.Thread(target=self._run, name="disk tier", daemon=True)
         self._thread.start()
+        if most_bytes < self._block_bytes:
+            self._fails("unwritable", f"there is room for {most_bytes} bytes, less than one block takes")
 
     def __len__(self) -> int:
         return len(self._files)
