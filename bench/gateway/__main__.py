@@ -2,12 +2,16 @@
 
     python -m bench.gateway                                  # all contenders
     python -m bench.gateway --processes 4 --only gateway     # … of four processes
+    python -m bench.gateway --processes 4 --only gateway,apart --clients 128
     python -m bench.gateway --rounds 1 --seconds 5           # a quick look
 
 Streams of 32 tokens, 10 ms apart, one message a token, 64 at a time over 8 connections. The gateway has keys, a
 tokenizer, metrics and logs, one worker behind it; CPU time is that of all its processes. The bare ones are
 bench/gateway/relays.py's: `server` has tokens of its own, `relay` an upstream stream for each, `multiplexed` one for
-all. Rows: streams per CPU second and CPU microseconds per token of all rounds together, whose lowest and highest stand
+all. `apart` are as many gateways as the one has processes, which share nothing: where cores are short, so many cost no
+less, and what the one carries beside them is what sharing ports, quotas and metrics takes.
+
+Rows: streams per CPU second and CPU microseconds per token of all rounds together, whose lowest and highest stand
 beside; seconds to the first token at 32 clients, the median, and what is added to the bare server's own.
 """
 
@@ -33,17 +37,18 @@ from bench.gateway.load import CLIENTS_PER_CONNECTION, KEY, GrpcStreams, HttpStr
 from bench.report import Row, compare, publish
 
 BARE = ("server", "relay", "multiplexed")
-CONTENDERS = ("gateway", *BARE, "http")
+APART = "apart"
+CONTENDERS = ("gateway", *BARE, "http", APART)
 FIRST_CLIENTS = 32  # of the runs whose first tokens are timed
 READY = "Gateway listens.", "The gateway's processes listen."
 
 
 class Contender(NamedTuple):
-    """One of them, running."""
+    """One of them, running, be it in several processes with a port each."""
 
     name: str
-    address: str
-    pid: int
+    addresses: tuple[str, ...]
+    pids: tuple[int, ...]
 
 
 class Turn(NamedTuple):
@@ -83,6 +88,7 @@ def said(started: "subprocess.Popen[str]") -> list[str]:
 @contextmanager
 def gateway(fleet: str, processes: int, folder: Path) -> Iterator[tuple[str, str, int]]:
     """Its addresses for gRPC and HTTP, and its pid."""
+    folder = Path(tempfile.mkdtemp(dir=folder))
     keys = [{"id": "bench", "hash": hashlib.sha256(KEY.encode()).hexdigest()}]
     (folder / "keys.yaml").write_text(yaml.safe_dump({"keys": keys}))
     ports = [word for port in ("grpc", "http", "metrics") for word in (f"--{port}-listen", "127.0.0.1:0")]
@@ -106,12 +112,16 @@ def start(options: argparse.Namespace, stack: ExitStack) -> list[Contender]:
     found = []
     if {"gateway", "http"} & set(options.only):
         grpc, http, pid = stack.enter_context(gateway(fleet, options.processes, folder))
-        found = [Contender("gateway", grpc, pid), Contender("http", http, pid)]
+        found = [Contender("gateway", (grpc,), (pid,)), Contender("http", (http,), (pid,))]
+    if APART in options.only:
+        several = [stack.enter_context(gateway(fleet, 1, folder)) for _ in range(options.processes)]
+        grpcs, _, pids = zip(*several, strict=True)
+        found.append(Contender(APART, grpcs, pids))
     for kind in BARE:
         if kind in options.only:
             upstream = worker if kind == "multiplexed" else generate
             started = stack.enter_context(process("bench.gateway.relays", kind, upstream, gap, **piped))
-            found.append(Contender(kind, said(started)[0], started.pid))
+            found.append(Contender(kind, (said(started)[0],), (started.pid,)))
     return [each for each in found if each.name in options.only]
 
 
@@ -119,11 +129,11 @@ async def turn(contender: Contender, clients: int, seconds: float, gap: float) -
     """Warm up, then measure."""
     connections = max(1, clients // CLIENTS_PER_CONNECTION)
     http = contender.name == "http"
-    streams = HttpStreams(contender.address) if http else GrpcStreams(contender.address, connections)
+    streams = HttpStreams(contender.addresses[0]) if http else GrpcStreams(contender.addresses, connections)
     await drive(streams.one, clients, 0.0, gap)
-    before = cpu_seconds(contender.pid)
+    before = sum(map(cpu_seconds, contender.pids))
     load = await drive(streams.one, clients, seconds, gap)
-    used = cpu_seconds(contender.pid) - before
+    used = sum(map(cpu_seconds, contender.pids)) - before
     await streams.close()
     return Turn(load, used)
 
@@ -138,7 +148,7 @@ def rows(turns: dict[str, list[Turn]], firsts: dict[str, list[Turn]]) -> Iterato
         yield Row(f"gateway_cpu_per_token_{name}", 1e6 / rates[name] / TOKENS, "us")
         messages = sum(turn.load.messages for turn in some) / sum(turn.load.streams for turn in some)
         yield Row(f"gateway_messages_per_stream_{name}", messages, "messages")
-    for name in BARE:
+    for name in (*BARE, APART):
         if {"gateway", name} <= rates.keys():
             yield compare(f"gateway_beside_{name}", rates["gateway"], "streams", name, rates[name])
     medians = {name: statistics.median(turn.load.first_seconds for turn in some) for name, some in firsts.items()}
@@ -153,7 +163,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.gateway", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", help=f"some of {','.join(CONTENDERS)} (default: all)", default=",".join(CONTENDERS))
+    parser.add_argument(
+        "--only", help=f"some of {','.join(CONTENDERS)} (default: all but {APART})", default=",".join(CONTENDERS[:-1])
+    )
     parser.add_argument("--processes", type=int, default=1, help="of the gateway (default 1)")
     parser.add_argument("--clients", type=int, default=64, help="streams at a time (default 64)")
     parser.add_argument("--gap", type=float, default=0.01, help="seconds between two tokens (default 0.01)")

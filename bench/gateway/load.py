@@ -5,7 +5,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import grpc
@@ -39,11 +39,12 @@ class Load(NamedTuple):
 
 
 class GrpcStreams:
-    """`Generate`, over so many connections."""
+    """`Generate`, over so many connections, which go to the addresses in turn."""
 
-    def __init__(self, address: str, connections: int) -> None:
+    def __init__(self, addresses: Sequence[str], connections: int) -> None:
         options = [("grpc.use_local_subchannel_pool", 1)]
-        self._channels: list[Any] = [grpc.aio.insecure_channel(address, options=options) for _ in range(connections)]
+        each = (addresses[at % len(addresses)] for at in range(connections))
+        self._channels: list[Any] = [grpc.aio.insecure_channel(address, options=options) for address in each]
         self._calls = [channel.unary_stream(GENERATE) for channel in self._channels]
         self._turn = 0
 

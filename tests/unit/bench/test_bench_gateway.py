@@ -12,7 +12,7 @@ async def test_streams_come_whole_through_a_bare_relay() -> None:
     await origin.start()
     relay, relay_port = bare_server(Relay(f"127.0.0.1:{port}").generate)
     await relay.start()
-    streams = GrpcStreams(f"127.0.0.1:{relay_port}", 2)
+    streams = GrpcStreams((f"127.0.0.1:{relay_port}",), 2)
     load = await drive(streams.one, clients=3, seconds=0.0, gap=0.001)
     await streams.close()
     await relay.stop(0)
@@ -22,9 +22,10 @@ async def test_streams_come_whole_through_a_bare_relay() -> None:
 
 def test_rows_say_streams_a_cpu_second_and_what_is_added_to_a_bare_server() -> None:
     turns = {"gateway": [Turn(Load(300, 9600, 0.012), 1.0)], "server": [Turn(Load(600, 19200, 0.010), 1.0)]}
+    turns["apart"] = [Turn(Load(400, 12800, 0.012), 1.0)]
     found = {row.name: row for row in rows(turns, turns)}
     assert found["gateway_streams_per_cpu_second_gateway"].value == 300
-    assert found["gateway_beside_server"].ratio == 0.5
+    assert (found["gateway_beside_server"].ratio, found["gateway_beside_apart"].ratio) == (0.5, 0.75)
     assert found["gateway_cpu_per_token_server"].value == pytest.approx(1e6 / 600 / TOKENS)
     assert found["gateway_messages_per_stream_gateway"].value == 32
     assert found["gateway_added_first_token_gateway"].value == pytest.approx(2)
