@@ -27,6 +27,7 @@ LEVELS = ("debug", "info", "warning", "error")
 LEVEL_VARIABLE = "POLYFLEET_LOG_LEVEL"  # holds where no flag says otherwise
 _EMPTY: Mapping[str, object] = MappingProxyType({})
 _fields: ContextVar[Mapping[str, object]] = ContextVar("polyfleet_log_fields", default=_EMPTY)
+_JSON = json.JSONEncoder(ensure_ascii=False, default=str)  # one for all lines: json.dumps makes one for each
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _COLOURS = {
     logging.DEBUG: "2",
@@ -134,7 +135,7 @@ class JsonFormatter(logging.Formatter):
         line |= {key: value for key, value in record_fields(record).items() if key not in line}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return _JSON.encode(line)
 
 
 class TerminalFormatter(logging.Formatter):

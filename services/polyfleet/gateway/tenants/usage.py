@@ -1,12 +1,15 @@
 """What callers used, until the scheduler has written it down: sums by day, tenant and model, in numbered reports."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import NamedTuple
 
 from polyfleet.wire.answers import Usage
 
+DAY_SECONDS = 86_400
 MAX_ROWS = 10_000  # that are held while no scheduler answers; more are summed under no model
 
 
@@ -38,7 +41,12 @@ class UsageReport:
 
 def today() -> str:
     """The day in UTC."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    return _day(int(time.time() // DAY_SECONDS))
+
+
+@lru_cache(maxsize=2)
+def _day(number: int) -> str:
+    return datetime.fromtimestamp(number * DAY_SECONDS, timezone.utc).strftime("%Y-%m-%d")
 
 
 class UsageBook:

@@ -8,12 +8,20 @@ import pytest
 
 from polyfleet.gateway.tenants.quotas import Quotas
 from polyfleet.gateway.tenants.reporter import UsageReporter
-from polyfleet.gateway.tenants.usage import MAX_ROWS, UsageBook
+from polyfleet.gateway.tenants.usage import MAX_ROWS, UsageBook, today
 from polyfleet.process.keys import Tenant
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.answers import Usage
 
 DAY = "2026-01-31"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "day"), [(0.0, "1970-01-01"), (1772323199.9, "2026-02-28"), (1772323200.0, "2026-03-01")]
+)
+def test_a_day_begins_at_midnight_in_utc(monkeypatch: pytest.MonkeyPatch, seconds: float, day: str) -> None:
+    monkeypatch.setattr("time.time", lambda: seconds)
+    assert today() == day
 
 
 def test_reports_are_repeated_until_they_were_told() -> None:
