@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from tests.support.republished import as_internlm2, as_published_exaone
+from tests.support.tiny_classics import CLASSICS
 from tests.support.tiny_hybrids import HYBRIDS
 from tests.support.tiny_kinds import (
     CONTEXT,
@@ -225,6 +226,7 @@ TINY: Mapping[str, Tiny] = {
     "glm4": Tiny("glm4", {"head_dim": 16}, "glm4", {"rope.dimension_count": 8}),
     "glm": Tiny("glm", {"head_dim": 16}),
     **HYBRIDS,
+    **CLASSICS,
 }
 
 

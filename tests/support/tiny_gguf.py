@@ -8,7 +8,7 @@ import gguf
 from tests.support.tiny_kinds import CONTEXT, LAYERS, VOCABULARY, Tiny
 from tests.support.tiny_models import interleave
 
-EPS = ("rms_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_eps")  # how configurations call it
+EPS = ("rms_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_eps", "layer_norm_epsilon")  # how configurations call it
 RENAMED = {  # names of some models' modules, and those that the package knows
     "block_sparse_moe.router": "mlp.gate",
     "block_sparse_moe.experts": "mlp.experts",
@@ -30,7 +30,7 @@ def write_gguf(tiny: Tiny, model: Any, path: Path) -> None:
     names = gguf.get_tensor_name_map(kinds[prefix], LAYERS)
     writer = gguf.GGUFWriter(path, prefix)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    bases = config.rope_parameters.get("full_attention", config.rope_parameters)
+    bases = getattr(config, "rope_parameters", {"rope_theta": 1e4})
     eps = next(getattr(config, name) for name in EPS if hasattr(config, name))
     keys: dict[str, Any] = {
         "context_length": CONTEXT,
@@ -43,7 +43,7 @@ def write_gguf(tiny: Tiny, model: Any, path: Path) -> None:
         "attention.value_length": head_dim,
         f"attention.layer_norm_{'rms_' if hasattr(config, 'rms_norm_eps') else ''}epsilon": float(eps),
         "rope.dimension_count": head_dim,
-        "rope.freq_base": float(bases["rope_theta"]),
+        "rope.freq_base": float(bases.get("full_attention", bases)["rope_theta"]),
         "vocab_size": VOCABULARY,
     }
     window = getattr(config, "sliding_window", None)
@@ -77,6 +77,10 @@ def _apart(tensors: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
             for number, part in enumerate(parts):
                 each = tensor[..., number :: len(parts)]
                 yield stem.replace("gate_up", part) + (".bias" if bias else ".weight"), each if bias else each.mT
+        elif kind == "gpt2" and ".c_" in name and tensor.dim() == 2:
+            yield name, tensor.T
+        elif "query_key_value" in name:  # of 4 heads
+            yield name, tensor.unflatten(0, (4, 3, -1)).transpose(0, 1).flatten(0, 2)
         elif name.endswith(".A_log"):
             yield f"{name}.", -tensor.exp().unsqueeze(1)
         elif name.endswith(".D"):

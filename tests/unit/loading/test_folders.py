@@ -158,7 +158,7 @@ def test_chat_templates_in_their_three_places(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "the architecture GPT2LMHeadModel is not supported"),
+        ({"architectures": ["BloomForCausalLM"]}, "the architecture BloomForCausalLM is not supported"),
         ({"model_type": "mamba", "architectures": None}, "the architecture mamba is not supported"),
         ({"hidden_act": "gelu"}, "the activation 'gelu' is not supported"),
         ({"quantization_config": {"quant_method": "aqlm"}}, "the quantisation 'aqlm' is not supported"),

@@ -122,7 +122,7 @@ class Norm:
     """Of rms_norm, add_rms_norm, layer_norm, norm_linear and norm_silu_mul."""
 
     eps: float
-    width: int = 0  # of rms_norm: columns that are normalised together; 0: a row's all
+    width: int = 0  # of rms_norm: columns that are normalised together, by one weight or their own; 0: a row's all
     wide: bool = False  # whether weights[0] stays float32, whatever the dtype, and products are rounded once
 
 

@@ -19,7 +19,7 @@ from polyfleet.models.registry import UnknownArchitecture, of_folder
 
 log = logging.getLogger(__name__)
 
-MODELS_WITH_HEADS = ("AquilaModel",)  # whose class is called as those without one are
+MODELS_WITH_HEADS = ("AquilaModel", "GPT2LMHeadModel")  # whose class is called as those without one are
 NO_CODE = "the code that auto_map names is never executed"
 
 

@@ -117,6 +117,9 @@ def place(tensor: Weight, names: TensorNames, config: ModelConfig, shapes: Shape
     known = names.graph_names(tensor.name)
     if not known or not all(PART.sub(r"\1", name) in shapes for name in known):
         known = (f"unknown.{tensor.name}",)
+    if known[0].rpartition(".")[2] in names.turned and not tensor.format.quantised:
+        data = tensor.data.mT.contiguous()
+        tensor = replace(tensor, rows=len(data), columns=data.shape[1], data=data)
     parts = _parts(tensor, known, config, shapes)
     stack = ".experts." in known[0] and not PART.fullmatch(known[0])
     turned = names.turned_stacks and (names.taking_turns or not _by_rows(tensor, known, config, shapes))
@@ -188,15 +191,15 @@ def _by_rows(tensor: Weight, names: tuple[str, ...], config: ModelConfig, shapes
 
 
 def _by_heads(tensor: Weight, config: ModelConfig) -> Iterator[Weight]:
-    """Queries, keys and values of rows that lie by KV heads."""
-    rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    if tensor.rows != rows or config.num_heads % config.num_kv_heads:
+    """Queries, keys and values of rows, or of a vector's columns, that lie by KV heads."""
+    rows, vector = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim, tensor.rows == 1
+    if rows != (tensor.columns if vector else tensor.rows) or config.num_heads % config.num_kv_heads:
         yield from [tensor] * len(QKV)  # of the wrong shape, which is reported when all weights are there
         return
-    heads = tensor.data.view(config.num_kv_heads, -1, config.head_dim, tensor.data.shape[1])
+    heads = tensor.data.view(config.num_kv_heads, -1, config.head_dim, 1 if vector else tensor.data.shape[1])
     for part in torch.split(heads, [heads.shape[1] - 2, 1, 1], dim=1):
-        data = part.flatten(0, 2)
-        yield replace(tensor, rows=len(data), data=data)
+        data = part.flatten().unsqueeze(0) if vector else part.flatten(0, 2)
+        yield replace(tensor, rows=len(data), columns=data.shape[1] if vector else tensor.columns, data=data)
 
 
 def _turned(tensor: Weight, count: int, experts: int, *, in_turn: bool) -> Iterator[Weight]:

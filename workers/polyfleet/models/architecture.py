@@ -32,6 +32,7 @@ class TensorNames:
     turned_stacks: bool = False  # whether stacks lie columns first
     taking_turns: bool = False  # whether columns of a gate and an up take turns there; else side by side
     qkv_by_heads: bool = False  # whether "q k v" lie by KV heads: a head's queries, its key, its value
+    turned: Collection[str] = ()  # the first weights of matrices that lie columns first
     outer: Mapping[str, str] = field(default_factory=dict)  # beginnings of names, and what stands for them
 
     def graph_names(self, name: str) -> tuple[str, ...]:

@@ -20,6 +20,8 @@ from polyfleet.models.gemma import GEMMA2, GEMMA3
 from polyfleet.models.gemma1 import GEMMA
 from polyfleet.models.glm4 import GLM, GLM4
 from polyfleet.models.glm4_moe import GLM4_FLASH, GLM4_MOE
+from polyfleet.models.gpt2 import GPT2, GPT_BIGCODE
+from polyfleet.models.gpt_neox import GPT_NEOX
 from polyfleet.models.gpt_oss import GPT_OSS
 from polyfleet.models.granite import GRANITE, GRANITE_MOE
 from polyfleet.models.granite4 import GRANITE4
@@ -34,6 +36,7 @@ from polyfleet.models.mistral import MISTRAL
 from polyfleet.models.mixtral import MIXTRAL
 from polyfleet.models.olmo import OLMO2, OLMO3
 from polyfleet.models.olmoe import OLMOE
+from polyfleet.models.opt import OPT
 from polyfleet.models.phi2 import PHI2
 from polyfleet.models.phi3 import PHI3
 from polyfleet.models.qwen2 import QWEN2
@@ -55,6 +58,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         *(GEMMA, OLMO2, OLMO3, GRANITE, ERNIE, HUNYUAN, INTERNLM3, SEED_OSS, EXAONE4, STARCODER2, NEMOTRON, STABLELM),
         *(GRANITE_MOE, GRANITE4, OLMOE, ERNIE_MOE, HUNYUAN_MOE, PHI2, ARCEE, INTERNLM2),
         *(COHERE, COHERE2, DOTS1, GLM4_FLASH, MINIMAX_M2, LFM2, LFM2_MOE, EXAONE, TRINITY),
+        *(GPT2, GPT_BIGCODE, GPT_NEOX, OPT),
         *(BERT, ROBERTA, NOMIC_BERT, BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER),
     )
 }
