@@ -18,6 +18,7 @@ def _text(message: Any) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
+@asked.feature("chat")
 def _chat() -> None:
     answer = MESSAGES.create(messages=user(CAPITAL), **GREEDY)
     assert "Paris" in _text(answer)
@@ -26,12 +27,14 @@ def _chat() -> None:
     assert MESSAGES.count_tokens(model=PLACE.model, messages=user(CAPITAL)).input_tokens == read
 
 
+@asked.feature("streams")
 def _streams() -> None:
     with MESSAGES.stream(messages=user(CAPITAL), **GREEDY) as stream:
         text = "".join(stream.text_stream)
     assert text == _text(MESSAGES.create(messages=user(CAPITAL), **GREEDY))
 
 
+@asked.feature("tools: auto")
 def _called(**more: Any) -> list[Any]:
     answer = MESSAGES.create(messages=user(WEATHER), tools=TOOLS, **GREEDY, **more)
     calls = [block for block in answer.content if block.type == "tool_use"]
@@ -41,23 +44,28 @@ def _called(**more: Any) -> list[Any]:
     return calls
 
 
+@asked.feature("tools: required")
 def _required() -> None:
     assert _called(tool_choice={"type": "any"})
 
 
+@asked.feature("tools: named")
 def _named() -> None:
     (call,) = _called(tool_choice={"type": "tool", "name": "time"})
     assert call.name == "time"
 
 
+@asked.feature("tools: none")
 def _none() -> None:
     assert _called(tool_choice={"type": "none"}) == []
 
 
+@asked.feature("tools: one call")
 def _one_call() -> None:
     assert len(_called(tool_choice={"type": "any", "disable_parallel_tool_use": True})) == 1
 
 
+@asked.feature("tools: streamed")
 def _streamed_calls() -> None:
     with MESSAGES.stream(messages=user(WEATHER), tools=TOOLS, tool_choice={"type": "any"}, **GREEDY) as stream:
         kinds = {event.type for event in stream}
@@ -66,6 +74,7 @@ def _streamed_calls() -> None:
     asked.check_call(call.name, call.input)
 
 
+@asked.feature("tools: results")
 def _results() -> None:
     answer = MESSAGES.create(messages=user(WEATHER), tools=TOOLS, tool_choice={"type": "any"}, **GREEDY)
     results = [
@@ -76,16 +85,19 @@ def _results() -> None:
     assert _text(MESSAGES.create(messages=turns, tools=TOOLS, tool_choice={"type": "none"}, **GREEDY))
 
 
+@asked.feature("structured output")
 def _structured() -> None:
     asked.check_person(MESSAGES.parse(messages=user(PERSON), output_format=Person, **GREEDY).parsed_output)
 
 
+@asked.feature("images")
 def _images() -> None:
     source = {"type": "base64", "media_type": "image/png", "data": asked.picture()}
     content = [{"type": "image", "source": source}, {"type": "text", "text": "What is it?"}]
     MESSAGES.create(messages=[{"role": "user", "content": content}], **{**GREEDY, "model": PLACE.seeing})
 
 
+@asked.feature("errors")
 def _errors() -> None:
     absent = {**GREEDY, "model": "absent"}
     asked.refused(lambda: MESSAGES.create(messages=user("x"), **absent), anthropic.NotFoundError, "served models")
@@ -94,19 +106,4 @@ def _errors() -> None:
 
 
 if __name__ == "__main__":
-    asked.tell(
-        {
-            "chat": _chat,
-            "streams": _streams,
-            "tools: auto": _called,
-            "tools: required": _required,
-            "tools: named": _named,
-            "tools: none": _none,
-            "tools: one call": _one_call,
-            "tools: streamed": _streamed_calls,
-            "tools: results": _results,
-            "structured output": _structured,
-            "images": _images,
-            "errors": _errors,
-        }
-    )
+    asked.tell()

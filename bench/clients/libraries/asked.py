@@ -12,7 +12,7 @@ import traceback
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -31,6 +31,8 @@ TOOLS: list[dict[str, Any]] = [
 ]
 RESULT = "3 degrees, rain"
 PERSON = "Describe a person."
+AskT = TypeVar("AskT", bound=Callable[..., object])
+_FEATURES: dict[str, Callable[..., object]] = {}
 
 
 class Person(BaseModel):
@@ -95,26 +97,38 @@ def check_call(name: str, arguments: Any, wanted: str = "") -> None:
     assert isinstance(given["city"], str), given
 
 
-def choices(called: Callable[..., list[Any]]) -> dict[str, Callable[[], None]]:
-    """The features of `tool_choice` where it is written, and calls are read, as in OpenAI's API.
+def feature(name: str) -> Callable[[AskT], AskT]:
+    """Marks what asks for this feature: it raises where the library does not have it."""
+
+    def marked(ask: AskT) -> AskT:
+        _FEATURES[name] = ask
+        return ask
+
+    return marked
+
+
+def choices(called: Callable[..., list[Any]]) -> None:
+    """Marks the features of `tool_choice` where it is written, and calls are read, as in OpenAI's API.
 
     `called` asks for the weather with more options and gives the calls that came.
     """
 
+    @feature("tools: named")
     def named() -> None:
         (call,) = called(tool_choice={"type": "function", "function": {"name": "time"}})
         assert call.function.name == "time"
 
+    @feature("tools: required")
     def required() -> None:
         assert called(tool_choice="required")
 
+    @feature("tools: none")
     def none() -> None:
         assert called(tool_choice="none") == []
 
+    @feature("tools: one call")
     def one_call() -> None:
         assert len(called(tool_choice="required", parallel_tool_calls=False)) == 1
-
-    return {"tools: required": required, "tools: named": named, "tools: none": none, "tools: one call": one_call}
 
 
 def check_person(found: Any) -> None:
@@ -133,11 +147,11 @@ def refused(call: Callable[[], Any], kind: type[BaseException], *told: str) -> N
     assert all(each in str(found) for each in told), found
 
 
-def tell(features: dict[str, Callable[[], object]]) -> None:
-    """Try each feature; print one line of JSON for each."""
-    for name, feature in features.items():
+def tell() -> None:
+    """Ask for each feature that is marked; print one line of JSON for each."""
+    for name, ask in _FEATURES.items():
         try:
-            feature()
+            ask()
         except Exception as error:  # whatever a library raises is the finding
             frame = traceback.extract_tb(error.__traceback__)[-1]
             problem = f"{type(error).__name__} at {frame.name}:{frame.lineno}: {error}"[:400]

@@ -21,12 +21,24 @@ def _person(mode: Any) -> None:
     asked.check_person(_client(mode).create(response_model=Person, messages=user(PERSON), **GREEDY))
 
 
+@asked.feature("tools: named")
+def _called() -> None:
+    _person(instructor.Mode.TOOLS)
+
+
+@asked.feature("structured output")
+def _structured() -> None:
+    _person(instructor.Mode.JSON_SCHEMA)
+
+
+@asked.feature("streams")
 def _streams() -> None:
     client = _client(instructor.Mode.JSON_SCHEMA)
     *_, last = client.create_partial(response_model=Person, messages=user(PERSON), **GREEDY)
     Person.model_validate(last.model_dump())
 
 
+@asked.feature("errors")
 def _errors() -> None:
     client, absent = _client(instructor.Mode.TOOLS), {**GREEDY, "model": "absent"}
     asked.refused(
@@ -37,11 +49,4 @@ def _errors() -> None:
 
 
 if __name__ == "__main__":
-    asked.tell(
-        {
-            "streams": _streams,
-            "tools: named": lambda: _person(instructor.Mode.TOOLS),
-            "structured output": lambda: _person(instructor.Mode.JSON_SCHEMA),
-            "errors": _errors,
-        }
-    )
+    asked.tell()

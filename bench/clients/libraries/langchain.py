@@ -17,16 +17,19 @@ def _model(model: str = PLACE.model, **more: Any) -> Any:
     return ChatOpenAI(base_url=PLACE.v1, api_key="any", model=model, **options)
 
 
+@asked.feature("chat")
 def _chat() -> None:
     answer = _model().invoke(CAPITAL)
     assert "Paris" in answer.content
     assert answer.usage_metadata["output_tokens"] > 0
 
 
+@asked.feature("streams")
 def _streams() -> None:
     assert "".join(chunk.content for chunk in _model().stream(CAPITAL)) == _model().invoke(CAPITAL).content
 
 
+@asked.feature("tools: auto")
 def _called(model: Any = None, **more: Any) -> list[Any]:
     answer = (model or _model()).bind_tools(TOOLS, **more).invoke(WEATHER)
     for call in answer.tool_calls[:1]:  # the last of several may be cut off
@@ -35,23 +38,28 @@ def _called(model: Any = None, **more: Any) -> list[Any]:
     return list(answer.tool_calls)
 
 
+@asked.feature("tools: required")
 def _required() -> None:
     assert _called(tool_choice="any")
 
 
+@asked.feature("tools: named")
 def _named() -> None:
     (call,) = _called(tool_choice="time")
     assert call["name"] == "time"
 
 
+@asked.feature("tools: none")
 def _none() -> None:
     assert _called(tool_choice="none") == []
 
 
+@asked.feature("tools: one call")
 def _one_call() -> None:
     assert len(_called(tool_choice="any", parallel_tool_calls=False)) == 1
 
 
+@asked.feature("tools: streamed")
 def _streamed_calls() -> None:
     whole: Any = None
     for chunk in _model().bind_tools(TOOLS, tool_choice="any").stream(WEATHER):
@@ -59,6 +67,7 @@ def _streamed_calls() -> None:
     asked.check_call(whole.tool_calls[0]["name"], whole.tool_calls[0]["args"])
 
 
+@asked.feature("tools: results")
 def _results() -> None:
     message = _model().bind_tools(TOOLS, tool_choice="any").invoke(WEATHER)
     results = [ToolMessage(asked.RESULT, tool_call_id=call["id"]) for call in message.tool_calls]
@@ -66,26 +75,31 @@ def _results() -> None:
     assert _model().bind_tools(TOOLS, tool_choice="none").invoke(turns).content
 
 
+@asked.feature("structured output")
 def _structured() -> None:
     for method in ("json_schema", "function_calling"):
         asked.check_person(_model().with_structured_output(Person, method=method).invoke(PERSON))
 
 
+@asked.feature("embeddings")
 def _embeddings() -> None:
     made = OpenAIEmbeddings(base_url=PLACE.v1, api_key="any", model=PLACE.model, check_embedding_ctx_length=False)
     first, second = made.embed_documents(["a cat", "a dog"])
     assert len(first) == len(second) > 1
 
 
+@asked.feature("images")
 def _images() -> None:
     _model(PLACE.seeing).invoke([HumanMessage(asked.shown()[0]["content"])])
 
 
+@asked.feature("errors")
 def _errors() -> None:
     asked.refused(lambda: _model("absent").invoke("x"), openai.NotFoundError, "served models")
     asked.refused(lambda: _model(temperature=5).invoke("x"), openai.BadRequestError, "temperature")
 
 
+@asked.feature("responses")
 def _responses() -> None:
     model = _model(use_responses_api=True, store=False)
     assert "Paris" in model.invoke(CAPITAL).text
@@ -93,6 +107,7 @@ def _responses() -> None:
     assert _called(model, tool_choice="any")
 
 
+@asked.feature("messages")
 def _messages() -> None:
     model: Any = ChatAnthropic(base_url=PLACE.url, api_key="any", model_name=PLACE.model, max_tokens=60, max_retries=0)
     assert model.invoke(CAPITAL).content
@@ -101,22 +116,4 @@ def _messages() -> None:
 
 
 if __name__ == "__main__":
-    asked.tell(
-        {
-            "chat": _chat,
-            "streams": _streams,
-            "tools: auto": _called,
-            "tools: required": _required,
-            "tools: named": _named,
-            "tools: none": _none,
-            "tools: one call": _one_call,
-            "tools: streamed": _streamed_calls,
-            "tools: results": _results,
-            "structured output": _structured,
-            "embeddings": _embeddings,
-            "images": _images,
-            "errors": _errors,
-            "responses": _responses,
-            "messages": _messages,
-        }
-    )
+    asked.tell()

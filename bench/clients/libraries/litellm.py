@@ -11,16 +11,19 @@ WHERE: dict[str, Any] = {"api_base": PLACE.v1, "api_key": "any", "timeout": 120,
 GREEDY: dict[str, Any] = {**WHERE, "model": f"openai/{PLACE.model}", "temperature": 0, "max_tokens": 60}
 
 
+@asked.feature("chat")
 def _chat() -> None:
     assert "Paris" in litellm.completion(messages=user(CAPITAL), **GREEDY).choices[0].message.content
 
 
+@asked.feature("streams")
 def _streams() -> None:
     chunks = litellm.completion(messages=user(CAPITAL), stream=True, **GREEDY)
     text = "".join(each.choices[0].delta.content or "" for each in chunks)
     assert text == litellm.completion(messages=user(CAPITAL), **GREEDY).choices[0].message.content
 
 
+@asked.feature("tools: auto")
 def _called(**more: Any) -> list[Any]:
     message = litellm.completion(messages=user(WEATHER), tools=TOOLS, **GREEDY, **more).choices[0].message
     for call in (message.tool_calls or [])[:1]:  # the last of several may be cut off
@@ -29,6 +32,7 @@ def _called(**more: Any) -> list[Any]:
     return message.tool_calls or []
 
 
+@asked.feature("tools: streamed")
 def _streamed_calls() -> None:
     chunks = list(
         litellm.completion(messages=user(WEATHER), tools=TOOLS, tool_choice="required", stream=True, **GREEDY)
@@ -37,6 +41,7 @@ def _streamed_calls() -> None:
     asked.check_call(call.function.name, call.function.arguments)
 
 
+@asked.feature("tools: results")
 def _results() -> None:
     message = litellm.completion(messages=user(WEATHER), tools=TOOLS, tool_choice="required", **GREEDY)
     message = message.choices[0].message
@@ -45,21 +50,25 @@ def _results() -> None:
     assert litellm.completion(messages=turns, tools=TOOLS, tool_choice="none", **GREEDY).choices[0].message.content
 
 
+@asked.feature("structured output")
 def _structured() -> None:
     answer = litellm.completion(messages=user(PERSON), response_format=Person, **GREEDY).choices[0].message
     asked.check_person(Person.model_validate_json(answer.content))
 
 
+@asked.feature("embeddings")
 def _embeddings() -> None:
     answer = litellm.embedding(model=f"openai/{PLACE.model}", input=["a cat", "a dog"], **WHERE)
     first, second = answer.data
     assert len(first["embedding"]) == len(second["embedding"]) > 1
 
 
+@asked.feature("images")
 def _images() -> None:
     litellm.completion(messages=asked.shown(), **{**GREEDY, "model": f"openai/{PLACE.seeing}"})
 
 
+@asked.feature("errors")
 def _errors() -> None:
     absent, hot = {**GREEDY, "model": "openai/absent"}, {**GREEDY, "temperature": 5}
     asked.refused(lambda: litellm.completion(messages=user("x"), **absent), litellm.NotFoundError, "served models")
@@ -68,6 +77,7 @@ def _errors() -> None:
     asked.refused(lambda: litellm.completion(messages=long, **GREEDY), litellm.ContextWindowExceededError)
 
 
+@asked.feature("responses")
 def _responses() -> None:
     where = {**WHERE, "model": f"openai/{PLACE.model}", "temperature": 0, "max_output_tokens": 60}
     where.pop("num_retries")
@@ -75,6 +85,7 @@ def _responses() -> None:
     assert "Paris" in answer.output[0].content[0].text
 
 
+@asked.feature("messages")
 def _messages() -> None:
     where = {**GREEDY, "api_base": PLACE.url, "model": f"anthropic/{PLACE.model}"}
     assert "Paris" in litellm.completion(messages=user(CAPITAL), **where).choices[0].message.content
@@ -85,19 +96,5 @@ def _messages() -> None:
 
 if __name__ == "__main__":
     litellm.suppress_debug_info = True
-    asked.tell(
-        {
-            "chat": _chat,
-            "streams": _streams,
-            "tools: auto": _called,
-            **asked.choices(_called),
-            "tools: streamed": _streamed_calls,
-            "tools: results": _results,
-            "structured output": _structured,
-            "embeddings": _embeddings,
-            "images": _images,
-            "errors": _errors,
-            "responses": _responses,
-            "messages": _messages,
-        }
-    )
+    asked.choices(_called)
+    asked.tell()

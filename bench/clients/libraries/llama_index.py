@@ -37,16 +37,19 @@ def _user(text: str) -> list[Any]:
     return [ChatMessage(role=MessageRole.USER, content=text)]
 
 
+@asked.feature("chat")
 def _chat() -> None:
     assert "Paris" in _model().chat(_user(CAPITAL)).message.content
     assert _model().complete(CAPITAL).text
 
 
+@asked.feature("streams")
 def _streams() -> None:
     text = "".join(each.delta or "" for each in _model().stream_chat(_user(CAPITAL)))
     assert text == _model().chat(_user(CAPITAL)).message.content
 
 
+@asked.feature("tools: auto")
 def _called(**more: Any) -> list[Any]:
     model = _model()
     answer = model.chat_with_tools(TOOLS, user_msg=WEATHER, **more)
@@ -57,23 +60,28 @@ def _called(**more: Any) -> list[Any]:
     return list(calls)
 
 
+@asked.feature("tools: required")
 def _required() -> None:
     assert _called(tool_required=True)
 
 
+@asked.feature("tools: named")
 def _named() -> None:
     (call,) = _called(tool_choice="time")
     assert call.tool_name == "time"
 
 
+@asked.feature("tools: none")
 def _none() -> None:
     assert _called(tool_choice="none") == []
 
 
+@asked.feature("tools: one call")
 def _one_call() -> None:
     assert len(_called(tool_required=True, allow_parallel_tool_calls=False)) == 1
 
 
+@asked.feature("tools: streamed")
 def _streamed_calls() -> None:
     model = _model()
     *_, last = model.stream_chat_with_tools(TOOLS, user_msg=WEATHER, tool_required=True)
@@ -81,6 +89,7 @@ def _streamed_calls() -> None:
     asked.check_call(call.tool_name, call.tool_kwargs)
 
 
+@asked.feature("tools: results")
 def _results() -> None:
     model = _model()
     answer = model.chat_with_tools(TOOLS, user_msg=WEATHER, tool_required=True, allow_parallel_tool_calls=False)
@@ -90,41 +99,29 @@ def _results() -> None:
     assert model.chat_with_tools(TOOLS, chat_history=history, tool_choice="none").message.content
 
 
+@asked.feature("structured output")
 def _structured() -> None:
     asked.check_person(_model().structured_predict(Person, PromptTemplate(PERSON)))
 
 
+@asked.feature("embeddings")
 def _embeddings() -> None:
     made: Any = OpenAILikeEmbedding(model_name=PLACE.model, api_base=PLACE.v1, api_key="any")
     first, second = made.get_text_embedding_batch(["a cat", "a dog"])
     assert len(first) == len(second) > 1
 
 
+@asked.feature("images")
 def _images() -> None:
     blocks = [ImageBlock(image=asked.picture().encode(), image_mimetype="image/png"), TextBlock(text="What is it?")]
     _model(PLACE.seeing).chat([ChatMessage(role=MessageRole.USER, blocks=blocks)])
 
 
+@asked.feature("errors")
 def _errors() -> None:
     asked.refused(lambda: _model("absent").chat(_user("x")), openai.NotFoundError, "served models")
     asked.refused(lambda: _model().chat(_user("x"), top_p=5), openai.BadRequestError, "top_p")
 
 
 if __name__ == "__main__":
-    asked.tell(
-        {
-            "chat": _chat,
-            "streams": _streams,
-            "tools: auto": _called,
-            "tools: required": _required,
-            "tools: named": _named,
-            "tools: none": _none,
-            "tools: one call": _one_call,
-            "tools: streamed": _streamed_calls,
-            "tools: results": _results,
-            "structured output": _structured,
-            "embeddings": _embeddings,
-            "images": _images,
-            "errors": _errors,
-        }
-    )
+    asked.tell()

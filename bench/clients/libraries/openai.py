@@ -12,12 +12,14 @@ CHATS = CLIENT.chat.completions
 GREEDY: dict[str, Any] = {"model": PLACE.model, "temperature": 0, "max_tokens": 60}
 
 
+@asked.feature("chat")
 def _chat() -> None:
     answer = CHATS.create(messages=user(CAPITAL), **GREEDY)
     assert "Paris" in answer.choices[0].message.content
     assert answer.usage.completion_tokens > 0
 
 
+@asked.feature("streams")
 def _streams() -> None:
     options = {"include_usage": True}
     chunks = list(CHATS.create(messages=user(CAPITAL), stream=True, stream_options=options, **GREEDY))
@@ -27,6 +29,7 @@ def _streams() -> None:
     assert chunks[-1].usage == whole.usage or chunks[-1].usage.total_tokens == whole.usage.total_tokens
 
 
+@asked.feature("tools: auto")
 def _called(**more: Any) -> list[Any]:
     answer = CHATS.create(messages=user(WEATHER), tools=TOOLS, **GREEDY, **more).choices[0]
     for call in (answer.message.tool_calls or [])[:1]:  # the last of several may be cut off
@@ -35,6 +38,7 @@ def _called(**more: Any) -> list[Any]:
     return answer.message.tool_calls or []
 
 
+@asked.feature("tools: streamed")
 def _streamed_calls() -> None:
     options = {"tool_choice": "required", "parallel_tool_calls": False}
     with CHATS.stream(messages=user(WEATHER), tools=TOOLS, **options, **GREEDY) as stream:
@@ -44,6 +48,7 @@ def _streamed_calls() -> None:
     asked.check_call(call.function.name, call.function.arguments)
 
 
+@asked.feature("tools: results")
 def _results() -> None:
     message = CHATS.create(messages=user(WEATHER), tools=TOOLS, tool_choice="required", **GREEDY).choices[0].message
     results = [{"role": "tool", "tool_call_id": call.id, "content": asked.RESULT} for call in message.tool_calls]
@@ -51,6 +56,7 @@ def _results() -> None:
     assert CHATS.create(messages=turns, tools=TOOLS, tool_choice="none", **GREEDY).choices[0].message.content
 
 
+@asked.feature("structured output")
 def _structured() -> None:
     answer = CHATS.parse(messages=user(PERSON), response_format=Person, **GREEDY)
     asked.check_person(answer.choices[0].message.parsed)
@@ -60,6 +66,7 @@ def _structured() -> None:
         assert stream.get_final_completion().choices[0].message.parsed == answer.choices[0].message.parsed
 
 
+@asked.feature("n, logprobs")
 def _choices() -> None:
     answer = CHATS.create(messages=user(CAPITAL), n=2, logprobs=True, top_logprobs=2, seed=1, **GREEDY)
     first, second = answer.choices
@@ -68,16 +75,19 @@ def _choices() -> None:
     assert all(len(each.top_logprobs) == 2 for each in first.logprobs.content)
 
 
+@asked.feature("embeddings")
 def _embeddings() -> None:
     first, second = CLIENT.embeddings.create(model=PLACE.model, input=["a cat", "a dog"]).data
     assert len(first.embedding) == len(second.embedding) > 1
     assert first.embedding != second.embedding
 
 
+@asked.feature("images")
 def _images() -> None:
     CHATS.create(messages=asked.shown(), **{**GREEDY, "model": PLACE.seeing})
 
 
+@asked.feature("errors")
 def _errors() -> None:
     asked.refused(lambda: CHATS.create(messages=user("x"), model="absent"), openai.NotFoundError, "served models")
     hot = {**GREEDY, "temperature": 5}
@@ -89,6 +99,7 @@ def _errors() -> None:
     )
 
 
+@asked.feature("responses")
 def _responses() -> None:
     form: dict[str, Any] = {"model": PLACE.model, "temperature": 0, "max_output_tokens": 60}
     answer = CLIENT.responses.create(input=CAPITAL, **form)
@@ -105,19 +116,5 @@ def _responses() -> None:
 
 
 if __name__ == "__main__":
-    asked.tell(
-        {
-            "chat": _chat,
-            "streams": _streams,
-            "tools: auto": _called,
-            **asked.choices(_called),
-            "tools: streamed": _streamed_calls,
-            "tools: results": _results,
-            "structured output": _structured,
-            "n, logprobs": _choices,
-            "embeddings": _embeddings,
-            "images": _images,
-            "errors": _errors,
-            "responses": _responses,
-        }
-    )
+    asked.choices(_called)
+    asked.tell()
