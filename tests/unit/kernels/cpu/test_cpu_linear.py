@@ -1,5 +1,6 @@
 """Linears of the CPU library against float64, in every format and on every instruction set of this machine."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -192,6 +193,23 @@ def test_several_weights_side_by_side(instruction_set: str, biased: bool) -> Non
         expected = np.concatenate([rows[:count].astype(np.float64) @ expand(weight).T for weight in weights], axis=1)
         expected += np.concatenate([expand(bias).ravel() for bias in biases]) if biased else 0
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", [WeightFormat.Q4_1, WeightFormat.Q8_0])
+def test_weights_of_very_different_size_side_by_side(instruction_set: str, form: WeightFormat) -> None:
+    """Each has a power of two of its own that brings its scales into half precision, whatever is computed with it."""
+    small, large = (random_weight(name, form, 16, 1600, seed=seed) for seed, name in enumerate(("small", "large")))
+    halves = 4 if form is WeightFormat.Q4_1 else 2  # bytes of a block's scale, and of its minimum
+    blocks = small.data.numpy().reshape(16, 50, -1).copy()
+    scales = blocks[..., :halves].copy().view(np.float16) / 64
+    blocks[..., :halves] = scales.astype(np.float16).view(np.uint8)
+    small = replace(small, data=torch.from_numpy(blocks.reshape(16, -1)))
+    rows = exact_rows(70, 1600)
+    rig = Rig(rows, linear("small", "large"), small, large, instruction_set=instruction_set, num_blocks=5)
+    for count in (1, 20, 70):
+        result = rig.all_rows(count)
+        check(result[:, :16], rows[:count], small, 2e-6)
+        check(result[:, 16:], rows[:count], large, 2e-6)
 
 
 def test_blocks_of_very_different_size(instruction_set: str) -> None:

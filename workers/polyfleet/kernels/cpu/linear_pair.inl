@@ -52,7 +52,7 @@ PF_INLINE void multiply_pair(const uint8_t codes[8][2][64], const int8_t *x, int
 // A panel times N rows: added to what `out` has, or to nothing when `begin`. Registers hold the sums of one block; totals lie
 // behind one another in memory meanwhile.
 template <typename Format, int N>
-PF_INLINE void run_pair(const PairPanel &panel, const pf::Outputs pair[2], int begin, int count, const Tile &tile, float unit) {
+PF_INLINE void run_pair(const PairPanel &panel, const pf::Outputs pair[2], int begin, int count, const Tile &tile, bool last) {
     alignas(64) float total[N][2][pf::GROUP];
     float *const out[2] = {tile.out, tile.out + (pair[1].out - pair[0].out)};
     const int apart = pair[0].weight == pair[1].weight ? 2 : 1;  // groups from one pair to the next
@@ -77,17 +77,18 @@ PF_INLINE void run_pair(const PairPanel &panel, const pf::Outputs pair[2], int b
             }
         }
     }
-    for (int n = 0; n < N; n++)
-        for (int k = 0; k < 2; k++)
-            _mm512_storeu_ps(out[k] + (int64_t)n * tile.out_stride,
-                             _mm512_mul_ps(_mm512_load_ps(total[n][k]), _mm512_set1_ps(unit)));
+    for (int k = 0; k < 2; k++) {
+        const __m512 unit = _mm512_set1_ps(last ? pair[k].weight->unit : 1);
+        for (int n = 0; n < N; n++)
+            _mm512_storeu_ps(out[k] + (int64_t)n * tile.out_stride, _mm512_mul_ps(_mm512_load_ps(total[n][k]), unit));
+    }
 }
 
 template <typename Format, int N>
 PF_INLINE void run_pair_rest(const PairPanel &panel, const pf::Outputs pair[2], int begin, int count, const Tile &tile,
-                             float unit, int rows) {
-    if (rows == N) return run_pair<Format, N>(panel, pair, begin, count, tile, unit);
-    if constexpr (N > 1) run_pair_rest<Format, N - 1>(panel, pair, begin, count, tile, unit, rows);
+                             bool last, int rows) {
+    if (rows == N) return run_pair<Format, N>(panel, pair, begin, count, tile, last);
+    if constexpr (N > 1) run_pair_rest<Format, N - 1>(panel, pair, begin, count, tile, last, rows);
 }
 
 template <typename Format>
@@ -97,14 +98,14 @@ void linear_pair(const pf::Outputs pair[2], const pf::Rows &rows, int first, int
     for (int begin = 0; begin < blocks; begin += PAIR_BLOCKS) {
         const int some = blocks - begin < PAIR_BLOCKS ? blocks - begin : PAIR_BLOCKS;
         unpack_pair<Format>(pair, begin, some, panel);
-        const float unit = begin + some == blocks ? pair[0].weight->unit : 1;
+        const bool last = begin + some == blocks;
         Tile tile = tile_of(rows, first, blocks, pair[0].out, out_stride);
         int left = count;
         for (; left >= TILE_ROWS; left -= TILE_ROWS, next_tile(tile)) {
             tile.last = left < 2 * TILE_ROWS;
-            run_pair<Format, TILE_ROWS>(panel, pair, begin, some, tile, unit);
+            run_pair<Format, TILE_ROWS>(panel, pair, begin, some, tile, last);
         }
-        run_pair_rest<Format, TILE_ROWS - 1>(panel, pair, begin, some, tile, unit, left);
+        run_pair_rest<Format, TILE_ROWS - 1>(panel, pair, begin, some, tile, last, left);
     }
 }
 
