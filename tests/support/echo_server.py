@@ -1,7 +1,11 @@
-"""The gateway's server of HTTP/2 with a few methods of bytes, for tests of the protocol itself."""
+"""The gateway's server of HTTP/2 with a few methods of bytes, for tests of the protocol itself.
+
+python -m tests.support.echo_server HOST:PORT   # for other clients, until it is interrupted
+"""
 
 import asyncio
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -85,10 +89,10 @@ class Echo:
 
 @asynccontextmanager
 async def echo_server(
-    *, tls: ssl.SSLContext | None = None, **bounds: Any
+    address: str = "127.0.0.1:0", *, tls: ssl.SSLContext | None = None, **bounds: Any
 ) -> AsyncIterator[tuple[Http2Server, Echo, int]]:
     """The server, what it serves, and its port."""
-    listener, echo = open_socket("127.0.0.1:0", "--listen"), Echo()
+    listener, echo = open_socket(address, "--listen"), Echo()
     server = Http2Server(listener, Doors(100, 100, lambda _: None), BOUNDS._replace(**bounds), (), tls)
     server.add_generic_rpc_handlers([echo.handler()])
     echo.heard = server.heard
@@ -106,3 +110,13 @@ def method(channel: Any, name: str) -> Any:
     """A call of bytes."""
     kind = channel.stream_unary if name == "All" else channel.stream_stream
     return kind(f"/{SERVICE}/{name}")
+
+
+async def serve(address: str) -> None:
+    """Until it is cancelled."""
+    async with echo_server(address):
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1]))
