@@ -4,19 +4,37 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer
 
 from polyfleet.text.errors import TextAssetsError
 
 
+class _Assets(msgspec.Struct):
+    """The kinds of what a document may state. What is within an object has its own readers."""
+
+    tokenizer: dict[str, Any]
+    chat_template: str | None = None
+    tool_template: str | None = None
+    pair_template: str | None = None
+    bos_token: str | None = None
+    eos_token: str | None = None
+    add_bos: bool | None = None
+    end_token_ids: list[int] | None = None
+    special_tokens: dict[str, str | list[str]] | None = None
+    sampling_defaults: dict[str, Any] | None = None
+    images: dict[str, Any] | None = None
+
+
 def parse_assets(document: bytes) -> dict[str, Any]:
-    """The document's keys, `tokenizer` among them for sure. Raises TextAssetsError."""
+    """The document's keys, `tokenizer` among them for sure, each of its kind. Raises TextAssetsError."""
     try:
-        assets = json.loads(document)
-    except ValueError as error:
+        assets: dict[str, Any] = json.loads(document)
+        msgspec.convert(assets, _Assets)
+    except msgspec.ValidationError as error:
+        raise TextAssetsError(f"The tokenizer assets are refused: {error}.") from None
+    except (ValueError, RecursionError) as error:
         raise TextAssetsError(f"The tokenizer assets are not JSON: {error}.") from None
-    if not isinstance(assets, dict) or not isinstance(assets.get("tokenizer"), dict):
-        raise TextAssetsError("The tokenizer assets have no object `tokenizer`.")
     return assets
 
 

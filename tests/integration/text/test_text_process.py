@@ -184,7 +184,7 @@ async def test_an_idle_process_ends_and_comes_back() -> None:
 
 async def test_assets_that_cannot_be_used_are_named() -> None:
     process = TextProcess(b"{}", 9, 60)
-    with pytest.raises(TextAssetsError, match="no object `tokenizer`"):
+    with pytest.raises(TextAssetsError, match="missing required field `tokenizer`"):
         await process.run(EncodeText(20.0, "fox"))
     await process.close()
 

@@ -13,6 +13,7 @@ from tests.support.text_assets import (
 
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.model_text import ModelText
+from polyfleet.text.prompt_text import PromptText
 from polyfleet.wire.limits import FieldError
 
 USER = [{"role": "user", "content": "Hi <b>"}]
@@ -114,11 +115,31 @@ def test_text_of_single_tokens() -> None:
 
 @pytest.mark.parametrize(
     "document",
-    [b"", b"[]", b"{}", b'{"tokenizer": {}}', b'{"tokenizer": {"model": {"type": "BPE"}}}', b"\xff"],
+    [b"", b"[]", b"{}", b'{"tokenizer": {}}', b'{"tokenizer": {"model": {"type": "BPE"}}}', b"\xff", b"[" * 100_000],
 )
 def test_unusable_assets_are_named(document: bytes) -> None:
     with pytest.raises(TextAssetsError, match="tokenizer assets"):
         ModelText(document)
+
+
+OTHERS = [5, 0.5, True, "text", ["text"], [0.5], [None], {"a": 1}]
+TEXTS = ("chat_template", "tool_template", "pair_template", "bos_token", "eos_token")
+FITTING: dict[str, list[Any]] = {
+    **{key: ["text"] for key in TEXTS},
+    **{key: list[Any]() for key in ("end_token_ids", "special_tokens")},
+    "add_bos": [True],
+    **{key: [{"a": 1}] for key in ("images", "sampling_defaults")},  # whose fields one direction alone reads
+}
+UNFITTING = [(key, each) for key, fitting in FITTING.items() for each in OTHERS if each not in fitting]
+
+
+@pytest.mark.parametrize(("key", "value"), UNFITTING, ids=repr)
+def test_assets_of_another_kind_than_their_key_are_refused_by_both_directions(key: str, value: Any) -> None:
+    """They are a worker's word: whatever they are, the gateway has to say what is wrong with them."""
+    document = assets_document(**{key: value})
+    for direction in (ModelText, PromptText):
+        with pytest.raises(TextAssetsError, match="tokenizer assets"):
+            direction(document)
 
 
 def test_sampling_defaults_are_those_stated() -> None:
@@ -130,7 +151,7 @@ def test_sampling_defaults_are_those_stated() -> None:
 
 @pytest.mark.parametrize("stated", [{"temperature": 9}, {"top_p": "much"}, {"beams": 4}, {"seed": 1}, [1]])
 def test_sampling_defaults_that_no_request_could_state_are_refused(stated: Any) -> None:
-    with pytest.raises(TextAssetsError, match="sampling defaults"):
+    with pytest.raises(TextAssetsError, match=r"sampling.defaults"):
         ModelText(assets_document(sampling_defaults=stated))
 
 

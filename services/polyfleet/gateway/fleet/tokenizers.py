@@ -86,6 +86,10 @@ class Tokenizers:
                 log.debug("Tokenizer %s not here yet: %s", content_hash, error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, longest)
+            except Exception:  # a fault of ours: who asks for the model hears of it instead of waiting for ever
+                log.exception("Tokenizer %s can't be used.", content_hash)
+                self._problems[content_hash] = "The gateway failed on this model's tokenizer; its log says why."
+                break
         del self._fetching[content_hash]
         self._changed.call()
 
