@@ -89,7 +89,8 @@ class FleetTls:
         """For a connection of HTTP/2 that is dialled now. Raises ssl.SSLError while the files are being changed."""
         files = self._newest()
         if self._dials is None or self._dials[0] is not files:
-            context = ssl.create_default_context(cadata=files[2].decode())
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # which asks for the other's certificate and name
+            context.load_verify_locations(cadata=files[2].decode())
             chain, key = (self._folder / name for name in FILES[:2])
             context.load_cert_chain(chain, key)
             context.set_alpn_protocols(["h2"])
