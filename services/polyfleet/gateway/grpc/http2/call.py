@@ -201,7 +201,8 @@ class Call:
         self._owed += size
         if self._allowed < 0:
             raise ConnectionProblem(Problem.FLOW_CONTROL_ERROR, "more came than was allowed")
-        self._connection.took(size - len(data))
+        if size > len(data):
+            self._connection.took(size - len(data))
         self._parts += data
         self._came += len(data)
         if self.half_closed or not self.head.fits(self._came, end=end):
@@ -272,8 +273,9 @@ class Call:
 
     def _end(self) -> None:
         self.ended = True
-        self._connection.took(len(self._parts))
-        self._parts.clear()
+        if self._parts:
+            self._connection.took(len(self._parts))
+            self._parts.clear()
         if self._timer is not None:
             self._timer.cancel()
         self._connection.forget(self)

@@ -12,7 +12,7 @@ from polyfleet.gateway.grpc.http2.frames import ConnectionProblem, NotHttp2, Pro
 from polyfleet.gateway.grpc.http2.heads import Head, check_fields, peer_name, read_head
 from polyfleet.gateway.grpc.http2.hpack import Header
 from polyfleet.gateway.grpc.http2.inflow import Inflow
-from polyfleet.gateway.grpc.http2.patience import RESET_WEIGHT, Patience
+from polyfleet.gateway.grpc.http2.patience import RESET_WEIGHT
 from polyfleet.gateway.grpc.http2.reading import FrameReader
 from polyfleet.gateway.grpc.http2.sending import MAX_UNREAD_BYTES, Sender
 from polyfleet.gateway.grpc.http2.streams import Streams
@@ -71,7 +71,7 @@ class Connection(Sender):
         self.spread = random.uniform(0.9, 1.1)  # so that not all grow old together
         self._reader = FrameReader(self)
         self._inflow = Inflow()
-        self._patience, self._num_called, self._num_idle = Patience(self.opened), 0, 0
+        self._num_called = self._num_idle = 0
 
     # asyncio.Protocol.
 
@@ -246,19 +246,15 @@ class Connection(Sender):
 
     def took(self, size: int) -> None:
         """So many bytes of messages are held no more."""
-        self._inflow.took(size)
-        self._grant()
+        if not self._trusted:
+            self._inflow.took(size)
+            self._grant()
 
     def _grant(self) -> None:
         if size := self._inflow.grant():
             self.send(frames.window_update(0, size))
 
     # What goes.
-
-    def send_data(self, stream: int, data: bytes) -> None:
-        """See Sender."""
-        self._patience.restore()
-        super().send_data(stream, data)
 
     # Its life.
 

@@ -5,6 +5,7 @@ from itertools import islice
 
 from polyfleet.gateway.grpc.http2 import frames
 from polyfleet.gateway.grpc.http2.call import Call
+from polyfleet.gateway.grpc.http2.patience import Patience
 
 MAX_PENDING_BYTES = 256 * 1024  # of messages, for one turn of the event loop
 ROOM_EACH = 256  # bytes, of calls that wait for some
@@ -25,6 +26,7 @@ class Sender(asyncio.Protocol):
         self._window = frames.DEFAULT_WINDOW  # and of all together
         self._full = False  # the peer does not read
         self._loop = asyncio.get_running_loop()
+        self._patience = Patience(self._loop.time())
         self._out: list[bytes] = []
         self._pending = 0  # bytes of it
         self._flushing = self._closed = False
@@ -50,6 +52,7 @@ class Sender(asyncio.Protocol):
 
     def send_data(self, stream: int, data: bytes) -> None:
         """Of a call, MAX_FRAME_BYTES at most, for which there is room."""
+        self._patience.restore()
         self._window -= len(data)
         self.send(frames.data_frame(stream, data))
 
