@@ -36,6 +36,8 @@ class RawConnection:
 
     async def send(self, data: bytes) -> bool:
         """Whether the server still took it."""
+        if self.writer.is_closing():
+            return False
         try:
             self.writer.write(data)
             await self.writer.drain()
