@@ -17,7 +17,39 @@ GGUF_MAMBA = {
     **{"ssm.conv_kernel": 3, "ssm.state_size": 16, "ssm.group_count": 1, "ssm.inner_size": 128},
     **{"ssm.time_step_rank": 8, "attention.head_count_kv": [0, 2, 0, 2]},
 }
+NEMOTRON = {
+    **{"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"], "head_dim": 16},
+    **{"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "conv_kernel": 3},
+    "time_step_min": 1e-9,  # which transformers takes for a bound, of prompts alone
+}
+FALCON = {
+    **{"ssm_multipliers": [0.5, 1.5, 0.7, 1.2, 0.9], "mlp_multipliers": [0.8, 1.1], "key_multiplier": 0.9},
+    **{
+        "embedding_multiplier": 2.0,
+        "lm_head_multiplier": 0.5,
+        "attention_in_multiplier": 0.9,
+        "ssm_in_multiplier": 1.1,
+    },
+    **{"attention_out_multiplier": 0.8, "ssm_out_multiplier": 0.7, "mamba_d_ssm": 128},
+}
 HYBRIDS: Mapping[str, Tiny] = {
+    "nemotron_h": Tiny(
+        "nemotron_h",
+        NEMOTRON,
+        "nemotron_h",
+        {
+            **GGUF_MAMBA,
+            "ssm.group_count": 2,
+            "attention.head_count_kv": [0, 0, 2, 0],
+            "feed_forward_length": [0, 96, 0, 0],
+        },
+    ),
+    "falcon_h1": Tiny("falcon_h1", {**MAMBA, **FALCON}),
+    "falcon_h1, norms": Tiny(
+        "falcon_h1",
+        {**MAMBA, **FALCON, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 2},
+    ),
+    "bamba": Tiny("bamba", {**MAMBA, "attn_layer_indices": [1, 3]}),
     "qwen3next": Tiny("qwen3_next", {**DELTA, **SHARED_MIXTURE, "norm_topk_prob": True}, **STATEFUL, seed=2),
     "qwen3.5": Tiny("qwen3_5_text", {**DELTA, "linear_num_key_heads": 4}, **STATEFUL, seed=2),
     "qwen3.5moe": Tiny("qwen3_5_moe_text", {**DELTA, **SHARED_MIXTURE}, **STATEFUL, seed=3),

@@ -78,6 +78,7 @@ def _neutral(config: ModelConfig) -> Mapping[str, Iterable[Any]]:
         "activation_function": ("silu", "swish"),
         "activation": ("silu", "swish", "swiglu"),
         "norm_eps": (config.norm_eps,),
+        "rms_norm_eps": (config.norm_eps,),
         "layer_norm_eps": (config.norm_eps,),
         "layer_norm_epsilon": (config.norm_eps,),
         "position_embedding_type": ("rope", "rotary"),

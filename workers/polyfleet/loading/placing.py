@@ -10,6 +10,7 @@ from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.headers import PART
 from polyfleet.models.architecture import TensorNames
 from polyfleet.models.config import ModelConfig
+from polyfleet.models.falcon_h1 import FalconH1Config
 from polyfleet.models.latent import LatentConfig
 from polyfleet.models.mixture import MixtureConfig
 from polyfleet.models.qwen3_next import DeltaConfig
@@ -135,6 +136,8 @@ def place(tensor: Weight, names: TensorNames, config: ModelConfig, shapes: Shape
             part = replace(part, data=_half_split(part, names, config))
         if names.norm_offset and name.endswith(NORM):
             part = replace(part, format=WeightFormat.F32, data=part.data.float() + names.norm_offset)
+        if name.endswith("ssm_conv") and isinstance(config, FalconH1Config):
+            part = _scaled(part, config)
         if kind in names.rates and not part.format.quantised:
             part = replace(part, format=WeightFormat.F32, data=(-part.data.float()).log())
         yield replace(part, name=name)
@@ -232,6 +235,15 @@ def _ups(tensor: Weight, config: LatentConfig) -> Iterator[Weight]:
     for each in (key.mT, value):
         data = each.flatten(0, 1).contiguous()
         yield replace(tensor, rows=len(data), columns=data.shape[1], data=data)
+
+
+def _scaled(weight: Weight, config: FalconH1Config) -> Weight:
+    """A convolution's weights, each column's so much larger as what enters it is to be."""
+    factors = torch.tensor([factor for columns, factor in config.factors for _ in range(columns)])
+    if weight.format.quantised or weight.columns % len(factors):
+        return weight  # of the wrong shape, which is reported when all weights are there
+    data = weight.data.float().view(len(factors), -1) * factors.unsqueeze(1)
+    return replace(weight, format=WeightFormat.F32, data=data.view(1, -1))
 
 
 def _half_split(weight: Weight, names: TensorNames, config: ModelConfig) -> torch.Tensor:

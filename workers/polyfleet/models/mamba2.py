@@ -52,16 +52,16 @@ class Mamba2:
     normed: bool = True  # whether what the gate lets through is normalised, each group by itself
 
 
-def mix(mamba: Mamba2, model: Recorder, x: int, *, hidden: int) -> int:
-    """A layer's part in the place of attention, or beside it."""
+def mix(mamba: Mamba2, model: Recorder, x: int, *, hidden: int, gate: float = 1.0, step: float = 1.0) -> int:
+    """A layer's part in the place of attention, or beside it; `gate` and `step` are scales."""
     graph, inner, bias = model.graph, mamba.heads * mamba.width, mamba.bias
-    gate = model.linear(x, "ssm_gate", inner, bias=bias)
+    gates = graph.scale(model.linear(x, "ssm_gate", inner, bias=bias), gate)
     xbc = model.linear(x, "ssm_xbc", inner + 2 * mamba.groups * mamba.state_width, bias=bias)
-    steps = model.linear(x, "ssm_step", mamba.heads, bias=bias)
+    steps = graph.scale(model.linear(x, "ssm_step", mamba.heads, bias=bias), step)
     mixed = graph.silu(model.causal_conv(xbc, "ssm_conv", mamba.taps, bias=mamba.conv_bias))
     space = StateSpace(0, mamba.groups, mamba.heads, mamba.state_width, mamba.width)
     kept = model.ssm_scan(mixed, steps, ("ssm_decay", "ssm_shift", "ssm_skip"), space)
-    gated = graph.mul(graph.silu(gate), kept)
+    gated = graph.mul(graph.silu(gates), kept)
     if mamba.normed:
         gated = model.group_norm(gated, "ssm_gain", mamba.groups)
     return model.linear(gated, "ssm_out", hidden, bias=bias)

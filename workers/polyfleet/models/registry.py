@@ -7,6 +7,7 @@ from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.kernels.weights import Weights
 from polyfleet.models.arcee import ARCEE
 from polyfleet.models.architecture import Architecture
+from polyfleet.models.bamba import BAMBA
 from polyfleet.models.cohere import COHERE, COHERE2
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.cross_encoder import BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER
@@ -16,6 +17,7 @@ from polyfleet.models.encoder import BERT, NOMIC_BERT, ROBERTA
 from polyfleet.models.ernie import ERNIE, ERNIE_MOE
 from polyfleet.models.exaone import EXAONE
 from polyfleet.models.exaone4 import EXAONE4
+from polyfleet.models.falcon_h1 import FALCON_H1
 from polyfleet.models.gemma import GEMMA2, GEMMA3
 from polyfleet.models.gemma1 import GEMMA
 from polyfleet.models.glm4 import GLM, GLM4
@@ -34,6 +36,7 @@ from polyfleet.models.minicpm import MINICPM
 from polyfleet.models.minimax_m2 import MINIMAX_M2
 from polyfleet.models.mistral import MISTRAL
 from polyfleet.models.mixtral import MIXTRAL
+from polyfleet.models.nemotron_h import NEMOTRON_H
 from polyfleet.models.olmo import OLMO2, OLMO3
 from polyfleet.models.olmoe import OLMOE
 from polyfleet.models.opt import OPT
@@ -58,6 +61,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         *(GEMMA, OLMO2, OLMO3, GRANITE, ERNIE, HUNYUAN, INTERNLM3, SEED_OSS, EXAONE4, STARCODER2, NEMOTRON, STABLELM),
         *(GRANITE_MOE, GRANITE4, OLMOE, ERNIE_MOE, HUNYUAN_MOE, PHI2, ARCEE, INTERNLM2),
         *(COHERE, COHERE2, DOTS1, GLM4_FLASH, MINIMAX_M2, LFM2, LFM2_MOE, EXAONE, TRINITY),
+        *(NEMOTRON_H, FALCON_H1, BAMBA),
         *(GPT2, GPT_BIGCODE, GPT_NEOX, OPT),
         *(BERT, ROBERTA, NOMIC_BERT, BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER),
     )
