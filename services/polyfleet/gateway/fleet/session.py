@@ -8,6 +8,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from google.protobuf.message import DecodeError
+
 from polyfleet.convert.sequences import sequence_update, start_message
 from polyfleet.gateway.errors import Code
 from polyfleet.gateway.fleet.breaker import CircuitBreaker
@@ -179,6 +181,8 @@ class Session:
             self._send(worker_pb2.SessionCommand(hello=worker_pb2.Hello(gateway_id=self._gateway_id)))
             await asyncio.wait((call.ended, watch), return_when=asyncio.FIRST_COMPLETED)
             return call.ended.result() if call.ended.done() else watch.result()
+        except DecodeError:
+            return "what the worker sent can't be read"
         finally:
             self._call = None
             call.close()
