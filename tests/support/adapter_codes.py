@@ -14,7 +14,7 @@ def decoded(packed: NDArray[np.uint8], shape: tuple[int, ...], bits: int) -> Dou
     groups = packed.reshape(-(-rows // GROUP), -1)
     bfloats = np.ascontiguousarray(groups[:, -SCALES:]).view(np.uint16)
     scales = (bfloats.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    numbers = {16: _halves, 8: _eights, 5: _fives}[bits](np.ascontiguousarray(groups[:, :-SCALES]), columns)
+    numbers = {16: _halves, 8: _eights, 4: _fours}[bits](np.ascontiguousarray(groups[:, :-SCALES]), columns)
     result: Doubles = (numbers * scales[..., None]).reshape(-1, columns)[:rows]
     return result
 
@@ -29,11 +29,7 @@ def _eights(groups: NDArray[np.uint8], columns: int) -> Doubles:
     return groups[:, column // 4 * 64 + row * 4 + column % 4].astype(np.float64) - 128
 
 
-def _fives(groups: NDArray[np.uint8], columns: int) -> Doubles:
+def _fours(groups: NDArray[np.uint8], columns: int) -> Doubles:
     row, column = np.arange(GROUP)[:, None], np.arange(columns)[None, :]
-    stored = -(-columns // 16) * 16
-    block, quad, place = column // 32, column % 32 // 4, row * 4 + column % 4
-    begin, quads = block * 320, np.where(stored - block * 32 >= 32, 8, 4)
-    low = groups[:, begin + quad // 2 * 64 + place] >> (quad % 2 * 4).astype(np.uint8) & 15
-    fifth = groups[:, begin + quads * 32 + quad * 8 + place // 8] >> (place % 8).astype(np.uint8) & 1
-    return low.astype(np.float64) + 16.0 * fifth - 16
+    both = groups[:, column // 8 * 64 + row * 4 + column % 4]
+    return (both >> (column // 4 % 2 * 4).astype(np.uint8) & 15).astype(np.float64) - 8

@@ -128,13 +128,12 @@ struct PfStep {
 // zeros. A group is its numbers and then the scale of each of its rows, in bfloat16, that they count times:
 //   16 bits  numbers in half precision [column][16];
 //    8 bits  codes [column / 4][16][4] that stand for themselves less 128;
-//    5 bits  codes less 16, of 32 columns at a time, at the end of 16: of each two quads of columns [16][4] the lower four
-//            bits, the second's in the high nibbles; then of each quad [16][4] the fifth bits, the lowest first.
-// Columns of codes are padded to whole quads or 16, and those of `down` in codes are a multiple of 32.
+//    4 bits  codes [column / 8][16][4] less 8: of two quads of columns, the second's in the high nibbles.
+// Columns are padded to whole quads, or two of them; those of `down` in codes are a multiple of 32.
 struct PfLowRank {
     int32_t site;  // the weight's number among operands of PF_ADAPT
     int32_t rank, rows, columns;
-    int32_t bits;  // of a number: 16, 8 or 5
+    int32_t bits;  // of a number: 16, 8 or 4
     const void *down, *up;
 };
 

@@ -18,7 +18,7 @@ size_t matrix_bytes(int32_t bits, int32_t rows, int32_t columns) {
 }
 
 void check_part(const PfLowRank &part) {
-    const bool codes = part.bits == 8 || part.bits == 5;
+    const bool codes = part.bits == 8 || part.bits == 4;
     if (part.site < 0 || part.rank < 1 || part.rows < 1 || part.columns < 1 || (!codes && part.bits != 16) ||
         (codes && part.columns % BLOCK))
         throw std::invalid_argument("an adapter's sizes are out of range");
@@ -83,6 +83,10 @@ void Executor::adapt(const Stage &stage, std::atomic<int> &claimed, int thread) 
     const Adapted &adapted = stage.at.selected ? state_.selected_adapted : state_.adapted;
     const int sites = stage.at.num_operands, runs = (int)adapted.runs.size();
     const int together = runs >= RUNS_PER_THREAD * pool_.size() ? sites : 1;
+    for (const AdaptedRun &run : adapted.runs) {  // what adapters know of this linear has left the caches
+        const auto &parts = adapters_[(size_t)run.adapter]->parts;
+        if ((size_t)stage.sites[0] < parts.size()) __builtin_prefetch(&parts[(size_t)stage.sites[0]]);
+    }
     for (int piece; (piece = claimed.fetch_add(together, std::memory_order_relaxed)) < runs * sites;)
         adapt_run(stage, adapted, adapted.runs[(size_t)(piece / sites)], piece % sites, together, thread);
 }

@@ -11,21 +11,22 @@ from polyfleet.kernels.cpu.layouts import FOUR_BITS, format_read
 from polyfleet.kernels.cpu.stages import GROUP
 from polyfleet.kernels.weights import WeightFormat
 
-QUAD, BLOCK = 4, 32  # columns that lie together
-STORED = {16: 1, 8: QUAD, 5: BLOCK // 2}  # columns are padded to multiples of it, by the bits of a number
+QUAD = 4  # columns that lie together
+STORED = {16: 1, 8: QUAD, 4: 2 * QUAD}  # columns are padded to multiples of it, by the bits of a number
+SHARES = 1.0, 0.85, 0.7  # of a row's largest number, that the lowest code may stand for
 TINY = 1e-30  # rows without a larger number count as zero
 
 Bytes = NDArray[np.uint8]
 
 
 def adapter_bits(form: WeightFormat) -> int:
-    """Bits of the numbers that change weights of that format, no more than these need.
+    """Bits of the numbers that change weights of that format: as many as these have, at most 8 where they are codes.
 
-    What 5 bits lose of an adapter a tenth as large as the weights is a tenth of what these lost by their 4 bits.
+    An adapter is a small part of its weights, so what its codes lose is a small part of what the weights' lost.
     """
     if not form.quantised:
         return 16
-    return 5 if format_read(form) in FOUR_BITS else 8
+    return 4 if format_read(form) in FOUR_BITS else 8
 
 
 def pack_rows(matrix: Tensor, bits: int) -> Bytes:
@@ -36,7 +37,7 @@ def pack_rows(matrix: Tensor, bits: int) -> Bytes:
     padded[:rows, :columns] = matrix
     scale, numbers = _halves(padded) if bits == 16 else _codes(padded, bits)
     by_column = numbers.reshape(groups, GROUP, -1)
-    laid_out = {16: _columns, 8: _quads, 5: _fives}[bits](by_column).reshape(groups, -1).view(np.uint8)
+    laid_out = {16: _columns, 8: _quads, 4: _nibbles}[bits](by_column).reshape(groups, -1).view(np.uint8)
     scales = scale.view(torch.int16).numpy().reshape(groups, GROUP).view(np.uint8)
     return np.concatenate([laid_out, scales], axis=1).ravel()
 
@@ -49,12 +50,27 @@ def _halves(rows: NDArray[np.float32]) -> tuple[Tensor, NDArray[Any]]:
 
 
 def _codes(rows: NDArray[np.float32], bits: int) -> tuple[Tensor, NDArray[np.uint8]]:
-    """Each row's largest number is the lowest code, which has no opposite: its scale has that number's sign."""
+    """Each row's largest number is the lowest code, which has no opposite: its scale has that number's sign.
+
+    Of four bits a scale that cuts the largest off may lose less of all: the best of a few is taken.
+    """
     zero = 2 ** (bits - 1)
     extreme = np.take_along_axis(rows, np.abs(rows).argmax(axis=1, keepdims=True), axis=1)
-    scale = torch.from_numpy(np.where(np.abs(extreme) > TINY, extreme / -zero, 1)).bfloat16()
-    codes = np.rint(rows / scale.float().numpy()) + zero
-    return scale, codes.clip(0, 2 * zero - 1).astype(np.uint8)
+    extreme = np.where(np.abs(extreme) > TINY, extreme, -zero)
+    tried = [_rounded(rows, extreme * share / -zero, zero) for share in (SHARES if bits == 4 else SHARES[:1])]
+    best = np.argmin([loss for _, _, loss in tried], axis=0)
+    scales, codes = (np.stack([each[part] for each in tried]) for part in (0, 1))
+    every = np.arange(len(rows))
+    return torch.from_numpy(scales[best, every]).bfloat16(), codes[best, every]
+
+
+def _rounded(
+    rows: NDArray[np.float32], wanted: NDArray[np.float32], zero: int
+) -> tuple[NDArray[np.float32], Bytes, NDArray[np.float32]]:
+    """Scales as bfloat16 has them, codes, and each row's squared error."""
+    scale = torch.from_numpy(wanted.astype(np.float32)).bfloat16().float().numpy()
+    codes = (np.rint(rows / scale) + zero).clip(0, 2 * zero - 1)
+    return scale, codes.astype(np.uint8), np.square((codes - zero) * scale - rows).sum(axis=1)
 
 
 def _columns(numbers: NDArray[Any]) -> NDArray[Any]:
@@ -67,16 +83,7 @@ def _quads(codes: Bytes) -> Bytes:
     return np.ascontiguousarray(codes.reshape(groups, rows, -1, QUAD).transpose(0, 2, 1, 3))
 
 
-def _fives(codes: Bytes) -> Bytes:
-    """Blocks of 32 columns, at the end one of 16: nibbles, then the bits above them."""
-    ends = range(BLOCK, codes.shape[2] + BLOCK, BLOCK)
-    return np.concatenate([_block(codes[..., end - BLOCK : end]) for end in ends], axis=1)
-
-
-def _block(codes: Bytes) -> Bytes:
-    """[groups, 16, columns] as [groups, bytes]."""
-    groups = len(codes)
-    quads = _quads(codes).reshape(groups, -1, GROUP * QUAD)
-    nibbles = quads[:, ::2] & 15 | (quads[:, 1::2] & 15) << 4
-    bits = np.packbits(quads >> 4, axis=-1, bitorder="little")
-    return np.concatenate([nibbles.reshape(groups, -1), bits.reshape(groups, -1)], axis=1)
+def _nibbles(codes: Bytes) -> Bytes:
+    """[groups, 16, columns] as [groups, columns / 8, 16, 4]: every other quad is the high nibbles."""
+    quads = _quads(codes)
+    return np.ascontiguousarray(quads[:, ::2] | quads[:, 1::2] << 4)

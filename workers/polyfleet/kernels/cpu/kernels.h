@@ -110,7 +110,7 @@ struct LowRank {
 };
 
 // Columns as they are stored, and bytes of a group of 16 rows.
-static inline int low_rank_columns(int bits, int columns) { return (int)round_up(columns, bits == 5 ? 16 : bits == 8 ? 4 : 1); }
+static inline int low_rank_columns(int bits, int columns) { return (int)round_up(columns, bits == 4 ? 8 : bits == 8 ? 4 : 1); }
 static inline size_t low_rank_bytes(int bits, int columns) {
     return (size_t)GROUP * (sizeof(uint16_t) + (size_t)low_rank_columns(bits, columns) * (size_t)bits / 8);
 }
@@ -154,7 +154,7 @@ struct Kernels {
     // The same result from the softmaxes of all parts, which lie behind each other at `partial`.
     void (*combine)(const Attention &attention, int parts);
     // y[rows] += up @ (down @ x) of one row x, which is read as codes where the part is in codes, and so is the row between:
-    // of parts of 5, 8 and 16 bits, by bits / 8. `room` is low_rank_room(…) floats.
+    // of parts of 4, 8 and 16 bits, by bits / 8. `room` is low_rank_room(…) floats.
     void (*low_rank[3])(const LowRank &part, const Rows &x, float *room, float *y);
     // Index and value of the largest of n numbers, the first of equal ones; false when not all are finite.
     bool (*largest)(const float *x, int n, int *index, float *value);

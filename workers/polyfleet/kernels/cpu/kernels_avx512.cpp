@@ -58,7 +58,7 @@ const pf::Kernels pf::TABLE = {
     store_codes,
     ATTEND,
     combine,
-    {low_rank_codes<Fives>, low_rank_codes<Eights>, low_rank_halves},
+    {low_rank_codes<Fours>, low_rank_codes<Eights>, low_rank_halves},
     find_largest,
     scan,
 };

@@ -21,7 +21,7 @@ const pf::Kernels pf::plain_kernels = {
     store_codes,
     attend,
     combine,
-    {low_rank_codes<Fives>, low_rank_codes<Eights>, low_rank_halves},
+    {low_rank_codes<Fours>, low_rank_codes<Eights>, low_rank_halves},
     find_largest,
     scan,
 };

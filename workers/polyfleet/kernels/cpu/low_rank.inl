@@ -20,13 +20,13 @@ PF_INLINE void fetch_low_rank(const uint8_t *w, int bytes) {
     for (int i = 0; i < bytes; i += 64) __builtin_prefetch(w + i + LOW_RANK_AHEAD, 0, 2);
 }
 
-// Codes of 8 and of 5 bits: see PfLowRank of abi.h. `dot` is the exact sums of 16 rows over so many quads of columns, at
+// Codes of 8 and of 4 bits: see PfLowRank of abi.h. `dot` is the exact sums of 16 rows over so many quads of columns, at
 // most a block's, where codes count as they are.
 struct Eights {
     static const int bits = 8, zero = 128;
 };
-struct Fives {
-    static const int bits = 5, zero = 16;
+struct Fours {
+    static const int bits = 4, zero = 8;
 };
 
 #if defined(__AVX512VNNI__)
@@ -38,17 +38,13 @@ PF_INLINE void dot(Eights, const uint8_t *w, int quads, const int8_t *x, F32 out
     out[0] = {_mm512_cvtepi32_ps(sums)};
 }
 
-PF_INLINE void dot(Fives, const uint8_t *w, int quads, const int8_t *x, F32 out[VECTORS]) {
-    const __m512i four = _mm512_set1_epi8(15), fifth = _mm512_set1_epi8(16);
-    const uint8_t *high = w + 32 * quads;
+PF_INLINE void dot(Fours, const uint8_t *w, int quads, const int8_t *x, F32 out[VECTORS]) {
+    const __m512i four = _mm512_set1_epi8(15);
     __m512i even = _mm512_setzero_si512(), odd = _mm512_setzero_si512();
     for (int q = 0; q < quads; q += 2) {
-        uint64_t bits[2];
-        memcpy(bits, high + 8 * q, 16);
         const __m512i both = _mm512_loadu_si512((const void *)(w + 32 * q));
-        const __m512i first = _mm512_and_si512(both, four), second = _mm512_and_si512(_mm512_srli_epi16(both, 4), four);
-        even = _mm512_dpbusd_epi32(even, _mm512_mask_add_epi8(first, bits[0], first, fifth), _mm512_set1_epi32(quad_of(x, q)));
-        odd = _mm512_dpbusd_epi32(odd, _mm512_mask_add_epi8(second, bits[1], second, fifth), _mm512_set1_epi32(quad_of(x, q + 1)));
+        even = _mm512_dpbusd_epi32(even, _mm512_and_si512(both, four), _mm512_set1_epi32(quad_of(x, q)));
+        odd = _mm512_dpbusd_epi32(odd, _mm512_and_si512(_mm512_srli_epi16(both, 4), four), _mm512_set1_epi32(quad_of(x, q + 1)));
     }
     out[0] = {_mm512_cvtepi32_ps(_mm512_add_epi32(even, odd))};
 }
@@ -70,30 +66,17 @@ PF_INLINE void dot(Eights, const uint8_t *w, int quads, const int8_t *x, F32 out
     for (int v = 0; v < VECTORS; v++) out[v] = {_mm256_cvtepi32_ps(sums[v])};
 }
 
-// 16 in each byte whose bit is set, the lowest bit's first.
-PF_INLINE __m256i fifth_bits(const uint8_t *p) {
-    int32_t bits;
-    memcpy(&bits, p, 4);
-    const __m256i each = _mm256_set1_epi64x((int64_t)0x8040201008040201);
-    const __m256i byte = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
-    const __m256i spread = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(bits), byte), each);
-    return _mm256_and_si256(_mm256_cmpeq_epi8(spread, each), _mm256_set1_epi8(16));
-}
-
-// Two products of codes below 32 fit 16 bits.
-PF_INLINE void dot(Fives, const uint8_t *w, int quads, const int8_t *x, F32 out[VECTORS]) {
+// Sums of four products of codes below 16 fit 16 bits.
+PF_INLINE void dot(Fours, const uint8_t *w, int quads, const int8_t *x, F32 out[VECTORS]) {
     const __m256i four = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-    const uint8_t *high = w + 32 * quads;
     for (int v = 0; v < VECTORS; v++) {
         __m256i sums = _mm256_setzero_si256();
         for (int q = 0; q < quads; q += 2) {
             const __m256i both = _mm256_loadu_si256((const __m256i *)(w + 32 * q + 32 * v));
-            const __m256i first = _mm256_or_si256(_mm256_and_si256(both, four), fifth_bits(high + 8 * q + 4 * v));
-            const __m256i second =
-                _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(both, 4), four), fifth_bits(high + 8 * q + 8 + 4 * v));
-            const __m256i even = _mm256_madd_epi16(_mm256_maddubs_epi16(first, _mm256_set1_epi32(quad_of(x, q))), ones);
-            const __m256i odd = _mm256_madd_epi16(_mm256_maddubs_epi16(second, _mm256_set1_epi32(quad_of(x, q + 1))), ones);
-            sums = _mm256_add_epi32(sums, _mm256_add_epi32(even, odd));
+            const __m256i first = _mm256_and_si256(both, four), second = _mm256_and_si256(_mm256_srli_epi16(both, 4), four);
+            const __m256i even = _mm256_maddubs_epi16(first, _mm256_set1_epi32(quad_of(x, q)));
+            const __m256i odd = _mm256_maddubs_epi16(second, _mm256_set1_epi32(quad_of(x, q + 1)));
+            sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_add_epi16(even, odd), ones));
         }
         out[v] = {_mm256_cvtepi32_ps(sums)};
     }
@@ -114,13 +97,10 @@ PF_INLINE void dot(Eights, const uint8_t *w, int quads, const int8_t *x, F32 out
     floats_of(sums, out);
 }
 
-PF_INLINE void dot(Fives, const uint8_t *w, int quads, const int8_t *x, F32 out[VECTORS]) {
+PF_INLINE void dot(Fours, const uint8_t *w, int quads, const int8_t *x, F32 out[VECTORS]) {
     int32_t sums[pf::GROUP] = {};
     for (int q = 0; q < quads; q++)
-        for (int i = 0; i < 64; i++) {
-            const int low = w[64 * (q / 2) + i] >> 4 * (q % 2) & 15, fifth = w[32 * quads + 8 * q + i / 8] >> i % 8 & 1;
-            sums[i / 4] += (low + 16 * fifth) * x[4 * q + i % 4];
-        }
+        for (int i = 0; i < 64; i++) sums[i / 4] += (w[64 * (q / 2) + i] >> 4 * (q % 2) & 15) * x[4 * q + i % 4];
     floats_of(sums, out);
 }
 
@@ -189,12 +169,41 @@ PF_INLINE void narrow(Numbers numbers, const pf::LowRank &part, const pf::Rows &
     }
 }
 
+// The first groups of `widen`, of no more columns than a block has: what there is of x stays in registers.
+template <int quads, typename Codes>
+PF_INLINE int widen_block(Codes codes, const pf::LowRank &part, const pf::Rows &x, float *y) {
+    const int numbers = quads * Codes::bits * 8, bytes = numbers + pf::GROUP * (int)sizeof(uint16_t);
+    const F32 unit = broadcast(x.scale[0]), excess = broadcast(-Codes::zero * x.sum[0]);
+    const uint8_t *w = part.up;
+    int8_t own[4 * quads];  // which results can't overwrite
+    memcpy(own, x.codes, sizeof own);
+    int first = 0;
+    for (; first + pf::GROUP <= part.rows; first += pf::GROUP, w += bytes) {
+        F32 dots[VECTORS];
+        fetch_low_rank(w, bytes);
+        dot(codes, w, quads, own, dots);
+        for (int v = 0; v < VECTORS; v++) {
+            float *out = y + first + v * F32::width;
+            const F32 scale = load_bf16((const uint16_t *)(w + numbers) + v * F32::width);
+            store(out, multiply_add(multiply_add(dots[v], unit, excess), scale, load(out)));
+        }
+    }
+    return first;
+}
+
+template <typename Codes>
+PF_INLINE int widen_groups(Codes codes, const pf::LowRank &part, const pf::Rows &x, float *y) {
+    const int quads = pf::low_rank_columns(Codes::bits, part.rank) / 4;
+    return quads == 4 ? widen_block<4>(codes, part, x, y) : quads == 8 ? widen_block<8>(codes, part, x, y) : 0;
+}
+PF_INLINE int widen_groups(Halves, const pf::LowRank &, const pf::Rows &, float *) { return 0; }
+
 // y[rows] += w @ x
 template <typename Numbers>
 PF_INLINE void widen(Numbers numbers, const pf::LowRank &part, const pf::Rows &x, float *y) {
     const size_t bytes = pf::low_rank_bytes(Numbers::bits, part.rank);
-    const uint8_t *w = part.up;
-    int first = 0;
+    int first = widen_groups(numbers, part, x, y);
+    const uint8_t *w = part.up + first / pf::GROUP * bytes;
     F32 sums[VECTORS];
     for (; first + pf::GROUP <= part.rows; first += pf::GROUP, w += bytes) {
         group_product(numbers, w, part.rank, x, sums);
