@@ -15,11 +15,16 @@ ALIGN = "<><<>>"  # numbers stand flush right
 
 
 def publish(rows: Iterable[Row], json_file: Path | None) -> list[Row]:
-    """Stamp the rows with command and commit, print them as a table and write them to `json_file` if given."""
-    stamped = [replace(row, command=shlex.join(sys.argv), commit=_commit()) for row in rows]
+    """Stamp the rows with command and commit, print them as a table and write them to `json_file` if given.
+
+    Each is written as soon as it is there: a run that breaks off leaves those before.
+    """
+    command, commit, stamped = shlex.join(sys.argv), _commit(), list[Row]()
+    for row in rows:
+        stamped.append(replace(row, command=command, commit=commit))
+        if json_file:
+            json_file.write_text(json.dumps([asdict(each) for each in stamped], indent=2) + "\n", encoding="utf-8")
     print_table(stamped)
-    if json_file:
-        json_file.write_text(json.dumps([asdict(row) for row in stamped], indent=2) + "\n", encoding="utf-8")
     return stamped
 
 

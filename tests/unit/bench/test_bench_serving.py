@@ -2,9 +2,11 @@
 
 import asyncio
 import itertools
+import json
 import math
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -222,6 +224,16 @@ def test_publish_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFix
     assert "a_long_name_of_a_row" in table
     assert "1,234" in table
     assert '"peer_value": 2.0' in (tmp_path / "rows.json").read_text()
+
+
+def test_rows_before_a_run_breaks_off_are_written(tmp_path: Path) -> None:
+    def rows() -> Iterator[Row]:
+        yield compare("first", 1.0, "ms")
+        raise RuntimeError("out of time")
+
+    with pytest.raises(RuntimeError, match="out of time"):
+        publish(rows(), tmp_path / "rows.json")
+    assert [each["name"] for each in json.loads((tmp_path / "rows.json").read_text())] == ["first"]
 
 
 @pytest.mark.parametrize(
