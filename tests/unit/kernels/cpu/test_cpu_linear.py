@@ -178,7 +178,7 @@ def test_dense_weights(instruction_set: str, form: WeightFormat, outputs: int, c
 @pytest.mark.parametrize("biased", [False, True])
 def test_several_weights_side_by_side(instruction_set: str, biased: bool) -> None:
     """Formats may differ, also of two that are computed together; the second's 18 rows leave the third off the grid."""
-    rows = exact_rows(40, 64)
+    rows = exact_rows(70, 64)
     rng = np.random.default_rng(4)
     weights = [
         random_weight("a", WeightFormat.Q4_0, 16, 64, seed=1),
@@ -188,8 +188,9 @@ def test_several_weights_side_by_side(instruction_set: str, biased: bool) -> Non
     biases = [dense(f"{w.name}.bias", rng.standard_normal(w.rows, dtype=np.float32)) for w in weights]
     biases = biases if biased else []
     record = linear(*(weight.name for weight in weights), biases=tuple(bias.name for bias in biases))
-    for count in (1, 3, 40):
-        result = Rig(rows, record, *weights, *biases, instruction_set=instruction_set, num_blocks=3).all_rows(count)
+    rig = Rig(rows, record, *weights, *biases, instruction_set=instruction_set, num_blocks=5, threads=1)
+    for count in (1, 3, 40, 70):
+        result = rig.all_rows(count)
         expected = np.concatenate([rows[:count].astype(np.float64) @ expand(weight).T for weight in weights], axis=1)
         expected += np.concatenate([expand(bias).ravel() for bias in biases]) if biased else 0
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
@@ -205,7 +206,8 @@ def test_weights_of_very_different_size_side_by_side(instruction_set: str, form:
     blocks[..., :halves] = scales.astype(np.float16).view(np.uint8)
     small = replace(small, data=torch.from_numpy(blocks.reshape(16, -1)))
     rows = exact_rows(70, 1600)
-    rig = Rig(rows, linear("small", "large"), small, large, instruction_set=instruction_set, num_blocks=5)
+    record = linear("small", "large")
+    rig = Rig(rows, record, small, large, instruction_set=instruction_set, num_blocks=5, threads=1)
     for count in (1, 20, 70):
         result = rig.all_rows(count)
         check(result[:, :16], rows[:count], small, 2e-6)
