@@ -221,6 +221,16 @@ TINY: Mapping[str, Tiny] = {
             **{"leading_dense_block_count": 1, "expert_weights_scale": 1.5, "expert_weights_norm": True},
         },
     ),
+    "exaone_moe": Tiny(
+        "exaone_moe",
+        {**MIXTURE, "num_experts": 8, "sliding_window": WINDOW, "routed_scaling_factor": 1.5},
+        "exaone-moe",
+        {
+            **{"expert_count": 8, "expert_used_count": 2, "expert_shared_count": 1, "expert_feed_forward_length": 32},
+            **{"leading_dense_block_count": 1, "expert_weights_scale": 1.5, "expert_gating_func": 2},
+        },
+        seed=1,
+    ),
     "exaone": Tiny("exaone", {}, "exaone", rewrite=as_published_exaone),
     "mistral, ministral 3": Tiny("ministral3", {"head_dim": 16, "rope_parameters": SHARPENED}),
     "glm4": Tiny("glm4", {"head_dim": 16}, "glm4", {"rope.dimension_count": 8}),

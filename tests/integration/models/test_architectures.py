@@ -30,7 +30,10 @@ from polyfleet.wire.requests import SequenceRequest
 TOLERANCES = {"eager": 2e-4, "persistent": 6e-2}  # of logprobs: the CPU library's cache has half precision
 NEW_TOKENS = 50
 # Parts that others have, put together in no new way:
-ALIKE = ("qwen3.5", "qwen3.5moe", "dots1", "glm4flash", "mistral, ministral 3")
+ALIKE = (
+    *("qwen3.5", "qwen3.5moe", "dots1", "glm4flash", "mistral, ministral 3", "granite4, dense", "granite4, no states"),
+    *("bamba", "gpt_neox, one behind the other"),
+)
 LENGTHS = (40, 3, 70, 40)  # of prompts; the fourth begins as the first does
 
 

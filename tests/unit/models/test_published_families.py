@@ -84,6 +84,17 @@ TRINITY: dict[str, Any] = {
     "score_func": "sigmoid", "sliding_window": 4096, "tie_word_embeddings": False, "topk_group": 1,
     "use_cache": True, "use_grouped_mm": True, "vocab_size": 200192,
 }  # fmt: skip
+K_EXAONE: dict[str, Any] = {
+    "architectures": ["ExaoneMoEForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "dtype": "bfloat16",
+    "eos_token_id": 53, "first_k_dense_replace": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 6144,
+    "initializer_range": 0.02, "intermediate_size": 18432, "max_position_embeddings": 262144,
+    "model_type": "exaone_moe", "moe_intermediate_size": 2048, "n_group": 1, "norm_topk_prob": True,
+    "num_attention_heads": 64, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+    "num_key_value_heads": 8, "num_nextn_predict_layers": 1, "num_shared_experts": 1, "pad_token_id": 0,
+    "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"},
+    "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "sliding_window": 128, "sliding_window_pattern": "LLLG",
+    "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc", "use_cache": True, "vocab_size": 153600,
+}  # fmt: skip
 
 
 def read(folder: Path, stated: dict[str, Any]) -> Any:
@@ -93,7 +104,15 @@ def read(folder: Path, stated: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize(
     ("stated", "parameters"),
-    [(COMMAND_R7B, 8.03), (MINIMAX, 228.7), (LFM2, 1.17), (DOTS, 142.8), (GLM_FLASH, 29.9), (EXAONE, 7.82)],
+    [
+        (COMMAND_R7B, 8.03),
+        (MINIMAX, 228.7),
+        (LFM2, 1.17),
+        (DOTS, 142.8),
+        (GLM_FLASH, 29.9),
+        (EXAONE, 7.82),
+        (K_EXAONE, 236.6),
+    ],
 )
 def test_sizes(tmp_path: Path, stated: dict[str, Any], parameters: float) -> None:
     """So many billions, as their makers say."""
@@ -146,6 +165,10 @@ def test_queries_that_grow_with_their_position_are_served_where_they_do_not(tmp_
         (DOTS, {"scoring_func": "softmax"}, "scoring_func"),
         (TRINITY, {"score_func": "softmax"}, "score_func"),
         (TRINITY, {"num_limited_groups": 2}, "num_expert_groups"),
+        (K_EXAONE, {"scoring_func": "softmax"}, "scoring_func must be 'sigmoid'"),
+        (K_EXAONE, {"topk_method": "own"}, "topk_method 'own'"),
+        (K_EXAONE, {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
+        (K_EXAONE, {"num_experts_per_tok": 129}, "129 of 128 experts"),
         (GLM_FLASH, {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
     ],
 )

@@ -1,6 +1,7 @@
 """EXAONE 4: norms behind attention and MLP, norms of heads; where layers have windows, those that see all know no
 positions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,34 +28,48 @@ class ExaoneConfig(ModelConfig):
 
 def record(config: ExaoneConfig, model: Recorder) -> KernelGraph:
     """The decoder of norms behind its branches."""
+    return model.post_norm_decoder(attend(config, config.turning, model))
+
+
+def attend(config: ModelConfig, turning: tuple[bool, ...], model: Recorder) -> Callable[[int, int], int]:
+    """A layer's attention."""
     ropes = model.rope(()), model.rope()
-    return model.post_norm_decoder(
-        lambda layer, x: model.attention(x, ropes[config.turning[layer]], head_norms=True, window=config.window(layer))
-    )
+    return lambda layer, x: model.attention(x, ropes[turning[layer]], head_norms=True, window=config.window(layer))
 
 
 def _read_folder(fields: Fields) -> ModelConfig:
     check_activation(fields)
     sizes = read_sizes(fields, norm_eps=1e-5)
-    layers, pattern = sizes["num_layers"], PATTERN
+    return ExaoneConfig(**sizes, **local_layers(sizes, *read_local(fields, sizes["num_layers"])))
+
+
+def read_local(fields: Fields, layers: int) -> tuple[int, tuple[bool, ...]]:
+    """The window, and which layers have it."""
+    pattern = PATTERN
     if isinstance(fields.values.get("sliding_window_pattern"), str):
         pattern = fields.text("sliding_window_pattern")
     elif fields.has("sliding_window_pattern"):
         pattern = "L" * (fields.count("sliding_window_pattern", minimum=0) - 1) + "G"
     window = read_window(fields, 4096)
-    local = read_sliding(fields, layers, lambda layer: pattern[layer % len(pattern)] == "L" and layer < layers - 1)
-    return _config(sizes, window, local)
+    return window, read_sliding(
+        fields, layers, lambda layer: pattern[layer % len(pattern)] == "L" and layer < layers - 1
+    )
 
 
 def _read_gguf(keys: GgufKeys) -> ModelConfig:
-    sizes, window = keys.sizes(), gguf_window(keys)
-    return _config(sizes, window, gguf_sliding(keys, sizes["num_layers"], lambda layer: (layer + 1) % 4 != 0))
+    sizes = keys.sizes()
+    return ExaoneConfig(**sizes, **local_layers(sizes, *gguf_local(keys, sizes["num_layers"])))
 
 
-def _config(sizes: dict[str, Any], window: int, local: tuple[bool, ...]) -> ExaoneConfig:
+def gguf_local(keys: GgufKeys, layers: int) -> tuple[int, tuple[bool, ...]]:
+    """As `read_local`."""
+    return gguf_window(keys), gguf_sliding(keys, layers, lambda layer: (layer + 1) % 4 != 0)
+
+
+def local_layers(sizes: dict[str, Any], window: int, local: tuple[bool, ...]) -> dict[str, Any]:
+    """What a configuration says of them: all heads turn where no layer has a window."""
     turning = local if window else (True,) * len(local)
-    windows = spread(window, local, sizes["context_length"])
-    return ExaoneConfig(**sizes, turning=turning, windows=windows)
+    return {"turning": turning, "windows": spread(window, local, sizes["context_length"])}
 
 
 EXAONE4 = replace(

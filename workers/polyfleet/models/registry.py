@@ -17,6 +17,7 @@ from polyfleet.models.encoder import BERT, NOMIC_BERT, ROBERTA
 from polyfleet.models.ernie import ERNIE, ERNIE_MOE
 from polyfleet.models.exaone import EXAONE
 from polyfleet.models.exaone4 import EXAONE4
+from polyfleet.models.exaone_moe import EXAONE_MOE
 from polyfleet.models.falcon_h1 import FALCON_H1
 from polyfleet.models.gemma import GEMMA2, GEMMA3
 from polyfleet.models.gemma1 import GEMMA
@@ -61,7 +62,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         *(GEMMA, OLMO2, OLMO3, GRANITE, ERNIE, HUNYUAN, INTERNLM3, SEED_OSS, EXAONE4, STARCODER2, NEMOTRON, STABLELM),
         *(GRANITE_MOE, GRANITE4, OLMOE, ERNIE_MOE, HUNYUAN_MOE, PHI2, ARCEE, INTERNLM2),
         *(COHERE, COHERE2, DOTS1, GLM4_FLASH, MINIMAX_M2, LFM2, LFM2_MOE, EXAONE, TRINITY),
-        *(NEMOTRON_H, FALCON_H1, BAMBA),
+        *(NEMOTRON_H, FALCON_H1, BAMBA, EXAONE_MOE),
         *(GPT2, GPT_BIGCODE, GPT_NEOX, OPT),
         *(BERT, ROBERTA, NOMIC_BERT, BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER),
     )
