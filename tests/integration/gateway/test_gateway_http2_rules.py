@@ -113,6 +113,15 @@ async def test_who_still_sends_when_the_server_ends_a_connection_is_not_reset() 
         assert answer.endswith(b"a frame on a stream that has none of its kind")
 
 
+async def test_who_sends_on_and_on_when_the_server_ends_a_connection_is_cut_off() -> None:
+    async with echo_server() as (_, _, port):
+        client = await RawHttp2.open_narrow(port, GREETING + frame(DATA, 0, 0, b"a"))
+        sent = 0
+        while sent < 1024 and await client.send(frame(DATA, 0, 1, bytes(16_384))):
+            sent += 1
+        assert sent < 1024  # of 16 KiB each
+
+
 @pytest.mark.parametrize(
     ("data", "code"),
     [

@@ -11,7 +11,7 @@ from polyfleet.gateway.grpc.http2.call import WINDOW, Call
 from polyfleet.gateway.grpc.http2.frames import ConnectionProblem, NotHttp2, Problem, StreamProblem
 from polyfleet.gateway.grpc.http2.heads import Head, check_fields, peer_name, read_head
 from polyfleet.gateway.grpc.http2.hpack import Header
-from polyfleet.gateway.grpc.http2.inflow import Inflow
+from polyfleet.gateway.grpc.http2.inflow import CONNECTION_WINDOW, Inflow
 from polyfleet.gateway.grpc.http2.patience import RESET_WEIGHT
 from polyfleet.gateway.grpc.http2.reading import FrameReader
 from polyfleet.gateway.grpc.http2.sending import MAX_UNREAD_BYTES, Sender
@@ -72,6 +72,7 @@ class Connection(Sender):
         self._reader = FrameReader(self)
         self._inflow = Inflow()
         self._num_called = self._num_idle = 0
+        self._dropped = 0  # bytes that came behind its end
 
     # asyncio.Protocol.
 
@@ -86,6 +87,9 @@ class Connection(Sender):
     def data_received(self, data: bytes) -> None:
         """Frames, or parts of them."""
         if self._closed:
+            self._dropped += len(data)
+            if self._dropped > CONNECTION_WINDOW:  # more than can have been on its way
+                self._transport.abort()
             return
         if data:
             self.heard, self.pinged = self._loop.time(), None
