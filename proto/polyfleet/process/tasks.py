@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 AGAIN_SECONDS = 1.0
@@ -26,6 +26,10 @@ class Tasks:
         task.add_done_callback(self._ended)
         return task
 
+    def keep(self, job: Callable[[], Coroutine[Any, Any, None]]) -> "asyncio.Task[None]":
+        """Run a job that goes on for as long as the owner does: one that fails is logged, and begins again soon."""
+        return self.start(_kept(job))
+
     async def wait(self, seconds: float | None = None) -> None:
         """Until all have ended by themselves, or so many seconds."""
         if self._running:
@@ -43,7 +47,7 @@ class Tasks:
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            log.error("A background task failed.", exc_info=error, extra={"task": _name(task)})
+            log.error("A background task failed.", exc_info=error, extra={"task": _name(task.get_coro())})
 
 
 async def end(*tasks: "asyncio.Future[Any]") -> None:
@@ -62,5 +66,15 @@ async def end(*tasks: "asyncio.Future[Any]") -> None:
                 task.exception()
 
 
-def _name(task: "asyncio.Task[Any]") -> str:
-    return getattr(task.get_coro(), "__qualname__", task.get_name())
+async def _kept(job: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    while True:
+        running = job()
+        try:
+            return await running
+        except Exception:  # a fault of ours: without this job, something would never be done again
+            log.exception("A background job failed and begins again.", extra={"task": _name(running)})
+        await asyncio.sleep(AGAIN_SECONDS)
+
+
+def _name(job: object) -> str:
+    return getattr(job, "__qualname__", "")

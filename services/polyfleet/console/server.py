@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -104,7 +105,7 @@ class Console:
         self.view.start()
         self._serving = self._tasks.start(self._server._serve([listener]))
         if self._certificate:
-            self._tasks.start(self._refresh(self._certificate))
+            self._tasks.keep(partial(self._refresh, self._certificate))
         log.info("Console serves.", extra={"address": self._config.listen, "fleet": self._config.fleet})
 
     async def stop(self) -> None:

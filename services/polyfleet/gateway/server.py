@@ -122,16 +122,16 @@ class Gateway:
         self.metrics.watch_sessions("connected", lambda: self.view.num_sessions(connected=True))
         self.metrics.watch_sessions("connecting", lambda: self.view.num_sessions(connected=False))
         jobs = (
-            self._fleet.watch(self.view.apply),
-            self._peers.follow(lambda: not self._fleet.connected, self.view.offer),
-            self._follow_health(),
-            self._follow_certificate(),
-            self.metrics.process.watch_loop(),
-            self._reporter.run(),
-            self.grpc.connections.watch(),
+            lambda: self._fleet.watch(self.view.apply),
+            lambda: self._peers.follow(lambda: not self._fleet.connected, self.view.offer),
+            self._follow_health,
+            self._follow_certificate,
+            self.metrics.process.watch_loop,
+            self._reporter.run,
+            self.grpc.connections.watch,
         )
         for job in jobs:
-            self._tasks.start(job)
+            self._tasks.keep(job)
         await self.monitoring.start()
         if self.peers:
             await self.peers.start()

@@ -107,7 +107,7 @@ class Scheduler:
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._server.start()
         self._loop = self._background.start(self._controller.run())
-        self._background.start(self._pools.run())
+        self._background.keep(self._pools.run)
         self._background.start(self._serve_once_open())
         log.info("The scheduler listens on %s.", self._config.listen, extra={"epoch": self.epoch})
 
@@ -133,7 +133,7 @@ class Scheduler:
         host, port = split_host_port(self._config.metrics_listen)
         loop = asyncio.get_running_loop()
         self._metrics = serve_metrics(host, int(port), metrics, lambda: self._serves(loop))
-        self._background.start(self._metrics.process.watch_loop())
+        self._background.keep(self._metrics.process.watch_loop)
 
     def _serves(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Whether Ray has answered and this event loop does; for other threads."""

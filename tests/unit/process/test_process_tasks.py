@@ -47,6 +47,41 @@ async def test_one_in_the_background_that_fails_is_logged_at_once(caplog: pytest
     assert str(record.exc_info[1]) == "a fault"
 
 
+async def test_a_job_that_is_kept_begins_again_when_it_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tasks, "AGAIN_SECONDS", 0.0)
+    begun = 0
+
+    async def job() -> None:
+        nonlocal begun
+        begun += 1
+        await asyncio.sleep(0)
+        if begun < 3:
+            raise ValueError(f"fault {begun}")
+        if begun == 3:
+            return
+        pytest.fail("it had come to its end")
+
+    some = tasks.Tasks()
+    some.keep(job)
+    await some.wait(60)
+    assert begun == 3
+    faults = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
+    assert faults == ["fault 1", "fault 2"]
+
+
+async def test_a_job_that_is_kept_can_be_ended_while_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def job() -> None:
+        raise ValueError
+
+    some = tasks.Tasks()
+    kept = some.keep(job)
+    await asyncio.sleep(0)
+    await some.end()
+    assert kept.cancelled()
+
+
 async def test_tasks_are_held_until_they_end_and_ended_together() -> None:
     ended = list[str]()
 

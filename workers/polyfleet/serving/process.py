@@ -137,7 +137,7 @@ class WorkerProcess:
         if self._devices is not None:
             self._devices.start(self._judged_from_thread(asyncio.get_running_loop()))
         tasks = Tasks()
-        tasks.start(server.follow_health())
+        tasks.keep(server.follow_health)
         if self._tunnel:
             metrics_address = reachable(config.metrics_listen, metrics_port, "")
             await self._tunnel.open(reachable(config.listen, server.port, ""), metrics_address)
@@ -146,7 +146,7 @@ class WorkerProcess:
             devices, pause = self._devices, TUNNEL_REDIAL_SECONDS if self._tunnel else LAST_REDIAL_SECONDS
             states: Callable[[], Sequence[DeviceState]] = (lambda: devices.states) if devices else lambda: ()
             self._registration = Registration(self._worker, fleet_address, access, states, pause)
-            tasks.start(self._registration.run())
+            tasks.keep(self._registration.run)
         if config.load is not None:
             tasks.start(self._load())
         try:

@@ -8,8 +8,10 @@ import contextlib
 import logging
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import grpc
 
 from polyfleet.convert.assets import asset_chunks
 from polyfleet.process.channels import FLEET_CHANNEL, FleetAccess
@@ -29,6 +31,7 @@ REPORT_SECONDS = 0.5
 CLOSE_SECONDS = 1.0  # for a Fleet to take what was sent last
 FIRST_REDIAL_SECONDS, LAST_REDIAL_SECONDS = 0.2, 5.0
 CERTIFICATES_DIFFER = re.compile("CERTIFICATE_VERIFY_FAILED|Hostname Verification Check failed")
+CALL_ENDS = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)  # as its writers and readers see it
 OPTIONS = (
     *FLEET_CHANNEL,
     ("grpc.max_receive_message_length", GRPC_MAX_MESSAGE_BYTES),
@@ -94,7 +97,8 @@ class Registration:
             answers = asyncio.create_task(self._read(call))
             reports = asyncio.create_task(self._report(call))
             try:
-                await asyncio.wait({answers, reports}, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait({answers, reports}, return_when=asyncio.FIRST_COMPLETED)
+                _raise_faults(done)
                 if self._leaving:
                     await asyncio.wait({answers}, timeout=CLOSE_SECONDS)
                     return "this worker left"
@@ -143,3 +147,10 @@ class Registration:
             if answer.stop:
                 log.info("The Fleet does not want this worker any more.")
                 self._worker.drain(leave=True)
+
+
+def _raise_faults(tasks: Iterable["asyncio.Task[None]"]) -> None:
+    """Raise what ended a task and was no end of its call: a fault of ours."""
+    for task in tasks:
+        if not task.cancelled() and (error := task.exception()) and not isinstance(error, CALL_ENDS):
+            raise error

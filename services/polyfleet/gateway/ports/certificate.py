@@ -38,6 +38,9 @@ class ServedCertificate:
             self._take()
         except (ConfigError, ValueError) as error:
             log.warning("The old certificate is kept: %s", error)
+        except OSError as error:  # one of the files was replaced between two looks at them
+            self._seen = (b"", b"")
+            log.warning("The old certificate is kept until the files can be read again: %s", error)
         else:
             log.info("The certificate has changed.")
 

@@ -57,6 +57,25 @@ def test_a_pair_of_no_use_leaves_the_old_one(tmp_path: Path, change: str, caplog
     assert certificate.expiry == end_of(chain)
 
 
+def test_a_pair_that_is_replaced_while_it_is_read_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, key = write_tls_files(tmp_path, timedelta(days=1))
+    certificate = ServedCertificate(str(chain), str(key))
+    write_tls_files(tmp_path, timedelta(days=90))
+    old = certificate.expiry
+    with monkeypatch.context() as replaced:
+
+        def mismatch(*_: str) -> None:
+            raise ssl.SSLError(1, "key values mismatch")
+
+        replaced.setattr("polyfleet.gateway.ports.certificate.check_tls", mismatch)
+        certificate.refresh()
+        assert certificate.expiry == old
+    certificate.refresh()
+    assert certificate.expiry == end_of(chain)
+
+
 def test_the_first_pair_must_be_good(tmp_path: Path) -> None:
     chain, key = write_tls_files(tmp_path)
     chain.write_text("")

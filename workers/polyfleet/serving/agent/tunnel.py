@@ -63,7 +63,11 @@ class Tunnel:
         pause, known = FIRST_REDIAL_SECONDS, ""
         try:
             while True:
-                reason = await self._stay()
+                try:
+                    reason = await self._stay()
+                except Exception:  # a fault of ours ends this joining, not the next
+                    log.exception("What is carried failed.")
+                    reason = "this agent failed"
                 was_joined, self._session = bool(self._session), ""
                 pause = FIRST_REDIAL_SECONDS if was_joined else pause
                 level = logging.WARNING if was_joined or reason != known else logging.DEBUG
