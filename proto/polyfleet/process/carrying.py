@@ -31,10 +31,23 @@ class Silence:
 
 
 async def carry(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, messages: AsyncIterator[pb.CarriedBytes], send: Send
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    messages: AsyncIterator[pb.CarriedBytes],
+    send: Send,
+    sent: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Pass bytes on both ways until either end closes; then the connection is closed. Raises what the stream does."""
-    ways = [asyncio.create_task(_to_stream(reader, send)), asyncio.create_task(_from_stream(messages, writer))]
+    """Pass bytes on both ways until either end closes; then the connection is closed. Raises what the stream does.
+
+    `sent` is awaited when the connection has ended and all that it gave was sent.
+    """
+
+    async def to_stream() -> None:
+        await _to_stream(reader, send)
+        if sent is not None:
+            await sent()
+
+    ways = [asyncio.create_task(to_stream()), asyncio.create_task(_from_stream(messages, writer))]
     try:
         await first_of(*ways)
     finally:

@@ -26,6 +26,7 @@ from polyfleet.wire.auth import split_host_port
 
 SILENT_SECONDS = 5.0  # a gateway sends something every second
 DIAL_SECONDS = 2.0  # for the connection, or another one is tried: a packet that was lost is not waited for
+TAKEN_SECONDS = 5.0  # that a gateway has at most for the last bytes of a connection
 FIRST_REDIAL_SECONDS, LAST_REDIAL_SECONDS = 0.2, 1.0
 Code = grpc.StatusCode
 log = logging.getLogger(__name__)
@@ -142,9 +143,14 @@ class Tunnel:
 
     async def _carry(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         call = self._stub.Carry(metadata=self._metadata)
+
+        async def until_taken() -> None:  # a call that is cancelled at once overtakes the last bytes
+            await call.done_writing()
+            await asyncio.sleep(TAKEN_SECONDS)
+
         try:
             await call.write(pb.CarriedBytes(session=self._session, connection=number))
-            await carry(reader, writer, _messages(call), call.write)
+            await carry(reader, writer, _messages(call), call.write, until_taken)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             if await call.code() is Code.FAILED_PRECONDITION:
                 self._stale.set()
