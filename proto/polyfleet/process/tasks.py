@@ -5,7 +5,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-AGAIN_SECONDS = 1.0
+AGAIN_SECONDS = 15.0  # behind a cancellation, the next: more than any clean-up takes, which it would break off
+BEGIN_SECONDS = 1.0  # behind a fault of a job that is kept
 ResultT = TypeVar("ResultT")
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ async def _kept(job: Callable[[], Coroutine[Any, Any, None]]) -> None:
             return await running
         except Exception:  # a fault of ours: without this job, something would never be done again
             log.exception("A background job failed and begins again.", extra={"task": _name(running)})
-        await asyncio.sleep(AGAIN_SECONDS)
+        await asyncio.sleep(BEGIN_SECONDS)
 
 
 def _name(job: object) -> str:

@@ -6,6 +6,7 @@ import gc
 import pytest
 
 from polyfleet.process import tasks
+from polyfleet.serving.engine_client import EXIT_SECONDS, KILL_SECONDS
 
 
 async def test_a_task_that_keeps_its_first_cancellations_to_itself_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +33,33 @@ async def test_a_task_that_keeps_its_first_cancellations_to_itself_ends(monkeypa
     assert all(each.done() for each in some)
 
 
+async def test_a_clean_up_is_not_broken_off() -> None:
+    """Of a task that ends another one, which takes as long as an engine's process may have to end."""
+    needed = EXIT_SECONDS + KILL_SECONDS
+    assert needed < tasks.AGAIN_SECONDS
+    cleaned = False
+
+    async def inner() -> None:
+        nonlocal cleaned
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(1.2)
+            cleaned = True
+
+    async def outer() -> None:
+        task = asyncio.create_task(inner())
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await tasks.end(task)
+
+    running = asyncio.create_task(outer())
+    await asyncio.sleep(0.01)
+    await tasks.end(running)
+    assert cleaned
+
+
 async def test_one_in_the_background_that_fails_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
     async def failing() -> None:
         raise ValueError("a fault")
@@ -50,7 +78,7 @@ async def test_one_in_the_background_that_fails_is_logged_at_once(caplog: pytest
 async def test_a_job_that_is_kept_begins_again_when_it_fails(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tasks, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(tasks, "BEGIN_SECONDS", 0.0)
     begun = 0
 
     async def job() -> None:

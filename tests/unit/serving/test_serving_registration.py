@@ -31,7 +31,7 @@ class FaultyWorker:
 async def test_a_fault_while_it_reports_is_logged_and_it_registers_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tasks, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(tasks, "BEGIN_SECONDS", 0.01)
     worker: Any = FaultyWorker()
     running = tasks.Tasks()
     async with FakeFleet() as fleet:
