@@ -232,6 +232,7 @@ TINY: Mapping[str, Tiny] = {
         seed=1,
     ),
     "exaone": Tiny("exaone", {}, "exaone", rewrite=as_published_exaone),
+    "exaone, written by transformers": Tiny("exaone", {}),
     "mistral, ministral 3": Tiny("ministral3", {"head_dim": 16, "rope_parameters": SHARPENED}),
     "glm4": Tiny("glm4", {"head_dim": 16}, "glm4", {"rope.dimension_count": 8}),
     "glm": Tiny("glm", {"head_dim": 16}),

@@ -65,9 +65,9 @@ def test_unknown_architectures_name_those_that_are_known(tmp_path: Path, name: s
         (None, None, "names neither architectures nor a model_type"),
         ([], "exaone9", "the architecture exaone9 is not supported"),
         (
-            ["LlamaForCausalLM"],
+            ["MistralForCausalLM"],
             "exaone",
-            "names LlamaForCausalLM, but model_type 'exaone' is that of ExaoneForCausalLM",
+            "names MistralForCausalLM, but model_type 'exaone' is that of ExaoneForCausalLM",
         ),
         (
             ["LlamaForCausalLM", "MistralForCausalLM"],

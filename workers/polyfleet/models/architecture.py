@@ -102,4 +102,5 @@ class Architecture:
     gguf_names: TensorNames
     ranks: bool = False  # whether it is a cross encoder, which a GGUF file's tensors tell
     sparse: bool = False  # whether it is a mixture of experts, which a GGUF file's architecture may not say
+    written_as: tuple[str, ...] = ()  # classes of another architecture that transformers writes beside its model_types
     notes: str = ""  # for its users

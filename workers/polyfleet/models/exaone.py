@@ -33,6 +33,7 @@ EXAONE = replace(
     title="EXAONE 3 and 3.5",
     classes=("ExaoneForCausalLM",),
     model_types=("exaone",),
+    written_as=("LlamaForCausalLM",),
     gguf=("exaone",),
     read_folder=_read_folder,
     folder_names=replace(

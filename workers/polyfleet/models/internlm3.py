@@ -25,6 +25,7 @@ INTERNLM3 = replace(
     title="InternLM 3",
     classes=("InternLM3ForCausalLM",),
     model_types=("internlm3",),
+    written_as=("LlamaForCausalLM",),
     gguf=(),
     read_folder=_read_folder,
     notes="its GGUF files are Llama's",

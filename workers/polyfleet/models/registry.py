@@ -78,7 +78,8 @@ def of_folder(classes: Iterable[str], model_type: str) -> Architecture:
     names = list(classes)
     by_type = [each for each in ARCHITECTURES.values() if model_type in each.model_types]
     found = [each for each in ARCHITECTURES.values() if set(names) & set(each.classes)] if names else by_type
-    agreeing = [each for each in found if each in by_type or not (by_type and each.model_types)]
+    agreeing = [each for each in by_type if set(names) & set(each.written_as)]
+    agreeing += [each for each in found if each in by_type or not (by_type and each.model_types)]
     if found and not agreeing:
         stated = (
             f"architectures names {', '.join(names)}, but model_type {model_type!r} is that of {by_type[0].classes[0]}"
