@@ -153,12 +153,17 @@ def mixtures(tuned: Tuning) -> Cases:
 
 
 def states() -> Cases:
-    """Qwen3-Next's shape."""
-    over = {"x": "*bf16", "state": "*fp32", "slots": "*i32", "lengths": "*i64", "out": "*bf16", "weight": "*fp32"}
+    """Qwen3-Next's shape, and Granite 4's of Mamba 2."""
+    over = {"x": "*bf16", "state": "*fp32", "slots": "*i32", "lengths": "*i64", "out": "*bf16"}
+    over |= {"weight": "*fp32", "bias": "*fp32"}
+    scanned = over | {"xbc": "*bf16", "steps": "*bf16", "rates": "*fp32", "shifts": "*fp32", "skips": "*fp32"}
+    heads = {"KEY_HEADS": 1, "HEADS": 128, "KEYS": 128, "VALUES": 64, "PADDED": 128, "BLOCK": 32}
     ruled = over | {"qkv": "*bf16", "gates": "*bf16", "rates": "*fp32", "shifts": "*fp32"}
     shape = {"KEY_HEADS": 16, "HEADS": 32, "KEYS": 128, "VALUES": 128, "PADDED": 128, "BLOCK": 32, "TURNS": False}
     conv = {"WIDTH": 8192, "TAPS": 4, "COLUMNS": recurrent.COLUMNS}
-    return [(recurrent.conv_kernel, over, conv, 2, 3), (recurrent.delta_kernel, ruled, shape, 4, 3)]
+    cases = [(recurrent.conv_kernel, over, conv | {"BIASED": biased}, 2, 3) for biased in (False, True)]
+    cases += [(recurrent.delta_kernel, ruled, shape, 4, 3), (recurrent.scan_kernel, scanned, heads, 4, 3)]
+    return cases
 
 
 def latents(tuned: Tuning, cache: str) -> Cases:
