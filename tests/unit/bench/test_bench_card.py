@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from bench.card.apart import Found, rows
+from bench.card.ranks import gap
 from bench.card.shapes import SHAPES, random_model, write_model
 
 from polyfleet.loading.load import load_model
@@ -31,3 +32,9 @@ def test_gaps_and_throughput_are_compared_the_right_way_round() -> None:
     assert (throughput.value, throughput.peer_value) == (95.0, 100.0)
     assert throughput.ratio == pytest.approx(0.95)
     assert found["card_apart_first_p50"].ratio == pytest.approx(0.5)
+
+
+def test_ranks_are_compared_by_their_likeliest_tokens() -> None:
+    ones = [{7: -0.1, 3: -2.5, 9: -4.0, 1: -9.0}, {5: -0.7, 6: -0.9, 8: -3.0}]
+    assert gap(ones, [{3: -2.25, 7: -0.1, 9: -4.0, 1: -1.0}, dict(ones[1])]) == 0.25  # the fourth is not looked at
+    assert gap(ones, [dict(ones[0]), {5: -0.7, 6: -0.9}]) == float("inf")
