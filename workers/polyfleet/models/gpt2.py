@@ -42,13 +42,18 @@ class GptConfig(ModelConfig):
 
 def record(config: GptConfig, model: Recorder) -> KernelGraph:
     """The usual decoder over tokens and positions."""
+    return over_positions(model, config.context_length, Lookup(), config.activation)
+
+
+def over_positions(model: Recorder, rows: int, lookup: Lookup, activation: OpKind) -> KernelGraph:
+    """A decoder over tokens and learned positions, a table of so many rows; plain MLPs, biases everywhere."""
     graph, rope = model.graph, model.rope()
-    x = graph.add(model.lookup("positions", config.context_length, Lookup()), model.embedding())
+    x = graph.add(model.lookup("positions", rows, lookup), model.embedding())
     for _ in model.layers():
         attended = model.attention(model.norm(x, "attention_norm"), rope, bias=True, output_bias=True)
         x = graph.add(attended, x)
         inner = model.norm(x, "mlp_norm")
-        x = graph.add(model.plain_mlp(inner, lambda y: graph.unary(config.activation, y), bias=True), x)
+        x = graph.add(model.plain_mlp(inner, lambda y: graph.unary(activation, y), bias=True), x)
     return model.finish(x)
 
 

@@ -10,6 +10,7 @@ from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields
 from polyfleet.models.folder import check_activation, read_sizes
 from polyfleet.models.gguf_keys import GgufKeys
+from polyfleet.models.gpt2 import over_positions
 from polyfleet.models.recorder import Recorder
 
 FIRST_POSITION = 2  # rows of the table before it stand for nothing
@@ -18,15 +19,7 @@ ALIKE = {"do_layer_norm_before": True, "enable_bias": True, "layer_norm_elementw
 
 def record(config: ModelConfig, model: Recorder) -> KernelGraph:
     """The usual decoder over tokens and positions."""
-    graph, rope = model.graph, model.rope()
-    positions = model.lookup("positions", config.context_length + FIRST_POSITION, Lookup(FIRST_POSITION))
-    x = graph.add(positions, model.embedding())
-    for _ in model.layers():
-        attended = model.attention(model.norm(x, "attention_norm"), rope, bias=True, output_bias=True)
-        x = graph.add(attended, x)
-        inner = model.norm(x, "mlp_norm")
-        x = graph.add(model.plain_mlp(inner, lambda y: graph.unary(OpKind.RELU, y), bias=True), x)
-    return model.finish(x)
+    return over_positions(model, config.context_length + FIRST_POSITION, Lookup(FIRST_POSITION), OpKind.RELU)
 
 
 def _read_folder(fields: Fields) -> ModelConfig:
