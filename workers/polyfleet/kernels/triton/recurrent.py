@@ -47,6 +47,12 @@ def conv_kernel(
 
 
 @triton.jit
+def softplus(x):
+    """log(1 + e^x), for large numbers too."""
+    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
+
+
+@triton.jit
 def delta_kernel(
     qkv, gates, rates, shifts, state, slots, lengths, out,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PADDED: tl.constexpr,
@@ -70,8 +76,7 @@ def delta_kernel(
     k = k * tl.rsqrt(tl.sum(k * k, 0)[None, :] + 1e-6)
     rate = tl.load(gates + row * 2 * HEADS + head).to(tl.float32)
     fade = tl.load(gates + row * 2 * HEADS + HEADS + head).to(tl.float32) + tl.load(shifts + head)
-    softplus = tl.maximum(fade, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(fade)))
-    held = held * tl.exp(-tl.exp(tl.load(rates + head)) * softplus)
+    held = held * tl.exp(-tl.exp(tl.load(rates + head)) * softplus(fade))
     change = (v - tl.sum(held * k, 0)[None, :]) * (1.0 / (1.0 + tl.exp(-rate)))
     held += k * change
     tl.store(place, held, mask=real & (slot >= 0))
@@ -99,8 +104,7 @@ def scan_kernel(
     b = tl.load(mine, mask=key < KEYS, other=0.0).to(tl.float32)
     c = tl.load(mine + KEY_HEADS * KEYS, mask=key < KEYS, other=0.0).to(tl.float32)
     x = tl.load(line + head * VALUES + value, mask=value < VALUES, other=0.0).to(tl.float32)
-    raw = tl.load(steps + row * HEADS + head).to(tl.float32) + tl.load(shifts + head)
-    step = tl.maximum(raw, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(raw)))
+    step = softplus(tl.load(steps + row * HEADS + head).to(tl.float32) + tl.load(shifts + head))
     held = held * tl.exp(-tl.exp(tl.load(rates + head)) * step) + b * (step * x)
     tl.store(place, held, mask=real & (slot >= 0))
     found = tl.sum(held * c, 0)[None, :] + tl.load(skips + head) * x
