@@ -1,30 +1,40 @@
 """vLLM beside ours, on the same card, in a process of its own with its own PYTHONPATH: this file is run by both.
 
-`python peer.py MODEL MEMORY MOST_TOKENS` loads a folder's configuration with random weights and answers lines of JSON.
+`python peer.py MODEL MOST_TOKENS` loads a folder's configuration with random weights and answers lines of JSON.
 """
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+# Its pool, which is said so that it need not look how much memory others leave: it gives up where they free some
+# meanwhile, as ours does when it measures itself.
+KV_BYTES = 24 << 30
+LEAST_FREE = 0.4  # of the card's memory, that it wants to see at its start
+END_SECONDS = 20.0
+CAUSE = re.compile(r"\b\w*(Error|Exception): .")
 
 
 class Peer:
     """The child process; its start takes a minute or two, in which others may do what isn't measured."""
 
-    def __init__(self, folder: Path, python_path: str, memory: float, context: int) -> None:
-        """`memory`: its share of the card's."""
+    def __init__(self, folder: Path, python_path: str, context: int) -> None:
+        """Starts it. `python_path`: where vLLM is installed; `context`: tokens of its longest sequence."""
         environment = {**os.environ, "PYTHONPATH": python_path}
-        command = [sys.executable, __file__, str(folder), str(memory), str(context)]
+        command = [sys.executable, __file__, str(folder), str(context)]
         self._log = folder / "vllm.log"
         with self._log.open("w", encoding="utf-8") as log:
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True}
-            self._process = subprocess.Popen(command, env=environment, **pipes)
+            self._process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
         self.name = ""
 
     def ready(self) -> None:
@@ -40,24 +50,36 @@ class Peer:
         return float(self._read()["seconds"])
 
     def close(self) -> None:
-        """End it."""
-        self._process.terminate()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        """End it, and what it has started: vLLM's engine is a process of its own, and holds the card's memory."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()  # it ends by itself
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            said = self._log.read_text(encoding="utf-8").splitlines()[-20:]
-            raise RuntimeError("\n".join((f"vLLM's process ended with status {self._process.wait()}:", *said)))
+            status = self._process.wait()
+            said = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+            raise RuntimeError("\n".join((f"vLLM's process ended with status {status}:", *causes(said))))
         answer: dict[str, Any] = json.loads(line)
         return answer
 
 
-def main(folder: str, memory: str, context: str) -> None:
+def causes(said: Sequence[str], most: int = 8) -> list[str]:
+    """Of a log the lines that name an error, each once, for the last often says only that there was one; without any
+    its last lines.
+    """
+    found = dict.fromkeys(line[match.start() :] for line in said if (match := CAUSE.search(line)))
+    return (list(found) or list(said))[-most:]
+
+
+def main(folder: str, context: str) -> None:
     """Load, then answer."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not get among the answers
@@ -72,7 +94,8 @@ def main(folder: str, memory: str, context: str) -> None:
         max_num_seqs=256,
         enable_prefix_caching=False,
         seed=0,
-        gpu_memory_utilization=float(memory),
+        gpu_memory_utilization=LEAST_FREE,
+        kv_cache_memory_bytes=KV_BYTES,
     )
     answers.write(json.dumps({"version": vllm.__version__}) + "\n")
     for line in sys.stdin:

@@ -23,7 +23,6 @@ PREFILLS = ((1, 2048), (1, 8192), (16, 2048))
 STEP_TOKENS = 8192  # of prefill, as vLLM's own
 PROFILED = (1, 32, 256)
 STEPS = 32  # that are accounted
-PEER_MEMORY = 0.6  # of the card's, what ours takes meanwhile counted in
 CONTEXT = 9216
 LARGE = ("llama3_8b",)  # shapes whose prefill and other weights are measured too
 OTHER_WEIGHTS = ("fp8", "int4")
@@ -52,7 +51,7 @@ def measure(options: Namespace) -> Iterator[Row]:
         for name in options.shapes:
             shape, peer = SHAPES[name], None
             if options.vllm:
-                peer = Peer(shape.write(Path(folder) / name), options.vllm, PEER_MEMORY, CONTEXT)
+                peer = Peer(shape.write(Path(folder) / name), options.vllm, CONTEXT)
             try:
                 yield from _shape(name, shape, peer, options)
             finally:
