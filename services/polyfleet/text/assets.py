@@ -1,7 +1,7 @@
 """The tokenizer assets document: read, checked, and made into a tokenizer."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -47,3 +47,13 @@ def make_tokenizer(definition: Mapping[str, Any]) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+def patterns(part: Any) -> Iterator[str]:
+    """Every regular expression in a part of such an object."""
+    if isinstance(part, Mapping):
+        if isinstance(pattern := part.get("Regex"), str):
+            yield pattern
+        part = list(part.values())
+    for each in part if isinstance(part, list) else ():
+        yield from patterns(each)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken
 
-from polyfleet.text.assets import make_tokenizer, parse_assets
+from polyfleet.text.assets import make_tokenizer, parse_assets, patterns
 from polyfleet.text.chat_renderer import ChatRenderer
 from polyfleet.text.control_tokens import ControlTokens
 from polyfleet.text.cuts import cut
@@ -59,7 +59,9 @@ class PromptText:
         self.images = ImageSettings.of(assets)
         self._shield = Shield(self._control.spellings)
         self._chats = ChatRenderer(sources, special, self._shield)
-        self._tokenizer = make_tokenizer(self._control.declare(assets["tokenizer"]))
+        definition = assets["tokenizer"]
+        self.patterns = tuple(patterns([definition.get(each) for each in ("normalizer", "pre_tokenizer")]))
+        self._tokenizer = make_tokenizer(self._control.declare(definition))
         self._pair_template = pair_template
         self._max_token_bytes = max_token_bytes(assets["tokenizer"])
         self._mark = f"\ufdd0{secrets.token_hex(16)}"  # nobody can know it, so no text holds it

@@ -217,3 +217,26 @@ async def test_a_bomb_of_a_grammar_keeps_no_prompt_waiting(monkeypatch: pytest.M
         assert await prompts.grammar(Structure(regex="a"), None, "", (), 60.0)
     finally:
         await prompts.close()
+
+
+async def test_a_short_text_asks_no_process_once_it_is_known_how_short() -> None:
+    prompts, here = Prompts(assets_document(), Limits()), PromptText(assets_document())
+    try:
+        await prompts.prepare()
+        processes = [psutil.Process(pid) for pid in prompts.pids]
+        for process in processes:
+            process.suspend()
+        short = await prompts.of_text("The quick fox <|im_end|>", 0, 20.0)
+        assert list(short.token_ids) == here.encode("The quick fox <|im_end|>")
+        assert short.num_tokens == len(short.token_ids)
+        cut = await prompts.of_text("The quick fox", 1, 20.0)
+        assert (cut.token_ids, cut.num_tokens) == ((), len(here.encode("The quick fox")))
+        others = [prompts.of_text("fox " * 400, 0, 0.3), prompts.of_text("fox", 0, 0.3, pieces=True)]
+        for other in others:  # these are the process's
+            with pytest.raises(DeadlineExceeded):
+                await other
+        for process in processes:
+            process.resume()
+        assert list((await prompts.of_text("fox " * 400, 0, 20.0)).token_ids) == here.encode("fox " * 400)
+    finally:
+        await prompts.close()

@@ -1,4 +1,7 @@
-"""From the prompt of a request to the ids that its model computes, made in processes beside the gateway."""
+"""From the prompt of a request to the ids that its model computes, made in processes beside the gateway.
+
+But for short texts, which none of these has to be asked for.
+"""
 
 import asyncio
 import time
@@ -25,6 +28,7 @@ from polyfleet.text.process import (
     PreparedImage,
     PrepareImage,
 )
+from polyfleet.text.short_texts import ShortTexts
 from polyfleet.wire.images import MAX_PIXEL_BYTES, SequenceImage
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import Chat, Message
@@ -73,6 +77,8 @@ class Prompts:
     ) -> None:
         """`fetch`: images by their URLs; `open_contents`: what contents of messages spell may become control tokens."""
         self._fetch = fetch
+        self._document = document
+        self._short: ShortTexts | None = None
         max_waiting = limits.max_concurrent + limits.max_queued
         self._quick = TextProcess(document, max_waiting, QUICK_IDLE_SECONDS)
         self._long = TextProcess(document, max_waiting, LONG_IDLE_SECONDS)
@@ -82,13 +88,17 @@ class Prompts:
         self._open_contents = open_contents
 
     async def prepare(self) -> None:
-        """Start, and try the chat template."""
+        """Find out which texts are short; start, and try the chat template."""
+        self._short = await asyncio.to_thread(ShortTexts, self._document)
         await self._quick.run(PrepareChat(JOB_SECONDS))
 
     async def of_text(
         self, text: str, max_tokens: int, seconds: float, *, add_special_tokens: bool = True, pieces: bool = False
     ) -> Prompt:
         """Of raw text, of which at most `max_tokens` are wanted (0: any number), within so many seconds."""
+        if self._short is not None and not pieces and self._short.takes(text):
+            ids = self._short.encode(text, add_special_tokens, max_tokens)
+            return Prompt(tuple(ids) if not max_tokens or len(ids) <= max_tokens else (), len(ids))
         job = EncodeText(_seconds(len(text)), text, add_special_tokens, max_tokens, pieces)
         return await self._run(job, len(text), seconds)
 
