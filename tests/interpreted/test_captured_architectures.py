@@ -33,7 +33,7 @@ NAMES = ("gpt-oss", "granite4", "qwen3next", "smollm3")
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_are_the_eager_executors(name: str, tmp_path: Path) -> None:
-    """Three sequences of which one ends before the others, so that steps are padded."""
+    """Three sequences of which one ends before the others, and of which a part draws nothing."""
     tiny = TINY[name]
     make(replace(tiny, config={**tiny.config, "num_hidden_layers": 2, **KINDS.get(name, {})}), tmp_path)
     model = load_model(tmp_path)
@@ -47,9 +47,9 @@ def test_tokens_are_the_eager_executors(name: str, tmp_path: Path) -> None:
         executor.allocate(capacity)
         window = model.config.local_window if local else 0
         batcher = Batcher(executor, capacity, BatchLimits(3, 24, 96, prefix_cache=False, window=window))
-        for number, length in enumerate((3, 5, 14)):
+        for number, length in enumerate((26, 3, 5)):
             batcher.add(make_request(number, length, TOKENS - (number == 0)))
         found.append({name: each.token_ids for name, each in run_all(batcher).items()})
-    assert replays.replayed >= 2
+    assert replays.replayed >= 1
     assert found[0] == found[1]
     assert len(found[0]["s2"]) == TOKENS

@@ -58,7 +58,7 @@ def expected(model: LoadedModel, token_ids: list[int]) -> Tensor:
     executor.allocate(Capacity(len(TABLE), 16, max_sequences=1, max_blocks=len(TABLE), step_tokens=TOKENS))
     step = make_step([(token_ids, 0, TABLE)], 16, torch.device("cpu"))
     with torch.inference_mode():
-        hidden, _ = executor._program.run(step)
+        hidden, _ = executor._programs[True, False].run(step)
         return hidden @ dequantise(model.weights["embedding"], torch.float32).T
 
 

@@ -154,7 +154,7 @@ def test_no_memory_is_a_memory_error(model: LoadedModel, monkeypatch: pytest.Mon
     pending = steps.executor.launch(plan)
     with pytest.raises(MemoryError, match=r"Tried to allocate 9 GiB\.$"):
         steps.executor.draw(pending)
-    monkeypatch.setattr(steps.executor._program, "run", exhausted)  # type: ignore[attr-defined]
+    monkeypatch.setattr(steps.executor._programs[False, False], "run", exhausted)  # type: ignore[attr-defined]
     with pytest.raises(MemoryError, match=r"Tried to allocate 9 GiB\.$"):
         steps.executor.launch(plan)
 

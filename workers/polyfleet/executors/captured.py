@@ -179,7 +179,7 @@ class CapturedExecutor(EagerExecutor):
 
     def _kinds(self) -> tuple[bool, ...]:
         """Of graphs: without adapters, and with where there are some."""
-        return (False,) if self._adapted is None else (False, True)
+        return (False, True) if (True, True) in self._programs else (False,)
 
     def _launch(self, plan: StepPlan) -> TorchPending:
         if len(plan.changed):
@@ -237,7 +237,7 @@ class CapturedExecutor(EagerExecutor):
         possible = tuning(self._device).narrow and self._dtype is not torch.float16  # whose range gained rows may leave
         narrowed = narrow(self._graph) if possible and self._workload.ranks is None else None
         graphs = {} if narrowed is None else {False: narrowed}
-        if narrowed is not None and self._adapted is not None and few_weights(narrowed):
+        if narrowed is not None and True in self._kinds() and few_weights(narrowed):
             graphs[True] = with_adapters(narrowed)
         with torch.inference_mode():
             programs = {kind: Program(each, self._chosen, self._bound, silent) for kind, each in graphs.items()}
@@ -253,7 +253,7 @@ class CapturedExecutor(EagerExecutor):
         logits: list[Tensor] = []
         tuned = tuning(self._device)
         few = size <= (tuned.most_rows if self._context.packed and not adapting else tuned.narrow)
-        usual = (adapting and self._adapted) or self._program
+        usual = self._programs[True, adapting]
         program = self._narrow.get(adapting, usual) if few else usual
 
         def work() -> None:
@@ -280,7 +280,7 @@ class CapturedExecutor(EagerExecutor):
             found: list[Tensor] = []
 
             def work() -> None:
-                outputs = self._program.run(buffers.step(self._slot_tables, self._last_token))
+                outputs = self._programs[False, False].run(buffers.step(self._slot_tables, self._last_token))
                 found[:] = outputs[-1], outputs[0].sum(dim=-1, dtype=torch.float32)
 
             buffers.numbers.copy_(buffers.packed(None))

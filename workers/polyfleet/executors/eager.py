@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polyfleet.engine.executor import Capacity, Footprint, Pending, StepOutput, StepTooLarge
 from polyfleet.engine.executors import Workload
+from polyfleet.engine.needs import ADAPTED
 from polyfleet.engine.plan import NOTHING, Need, StepPlan
 from polyfleet.engine.pooling import pool
 from polyfleet.executors.block_copies import BlockCopies, streams_of, wait_for
@@ -24,8 +25,7 @@ from polyfleet.executors.torch_memory import (
     statistics,
 )
 from polyfleet.executors.torch_pending import TorchPending, output_of
-from polyfleet.graph.adapt import adapted
-from polyfleet.graph.lowering import fuse
+from polyfleet.graph.adapt import lowered
 from polyfleet.kernels.adapters import AdapterTables, Parts
 from polyfleet.kernels.batched import prefer_steady_attention
 from polyfleet.kernels.cached import CODES
@@ -80,12 +80,12 @@ class EagerExecutor:
         self._workload = workload
         self._device = device = torch.device(workload.device)
         self.depth = depth or (2 if device.type != "cpu" and can_draw(device) else 1)
-        self._adapted: Program | None = None  # of steps with adapters
         self._rows: HostRows | None = None
         self._asynchronous = self.depth > 1 and device.type != "cpu"
         self._event: Any = torch.get_device_module(device).Event if self._asynchronous else None
-        self._graph = fuse(workload.graph)
-        self._adapted_graph = adapted(self._graph) if workload.options.max_adapters else None
+        kinds = [(True, False), (False, False), *[(True, True), (False, True)] * bool(workload.options.max_adapters)]
+        self._lowered = {kind: lowered(workload.graph, every_row=kind[0], adapters=kind[1]) for kind in kinds}
+        self._graph = self._lowered[True, False]
         self.dtype, self._dtype = workload.dtype, DTYPES[workload.dtype]
         codes = cache_dtype(workload) is CODES
         self._chosen = choose(implementations(), Target(device.type, self._dtype, workload.facts, codes=codes))
@@ -98,9 +98,9 @@ class EagerExecutor:
         )
         known = statistics(device)
         before = known.memory_allocated(device) if known else 0
-        if self._adapted_graph is not None:
+        if graph := self._lowered.get((True, True)):
             sizes = workload.options.max_adapters, workload.options.rank
-            tables = AdapterTables(self._adapted_graph, workload.weights, *sizes, self._dtype, device)
+            tables = AdapterTables(graph, workload.weights, *sizes, self._dtype, device)
             self._context = replace(self._context, adapters=tables)
         prefer_steady_attention()
         self._block_size = workload.options.block_size or 16
@@ -109,7 +109,7 @@ class EagerExecutor:
 
     def implementations(self) -> Mapping[str, str]:
         """The name of the implementation of each op."""
-        graph = self._adapted_graph or self._graph
+        graph = self._lowered.get((True, True), self._graph)
         return {op.kind.value: self._chosen[op.kind].name for op in graph.ops}
 
     def finite_weights(self) -> frozenset[str]:
@@ -222,8 +222,7 @@ class EagerExecutor:
         """Free weights and cache; nothing may be launched any more."""
         if self._rows is not None:
             self._rows.close()
-        del self._program, self._bound, self._storage, self._copies
-        self._adapted = None
+        del self._programs, self._bound, self._storage, self._copies
         self._context.prepared.clear()
         self._context.packed.clear()
         if known := statistics(self._device):
@@ -238,10 +237,10 @@ class EagerExecutor:
         block_size = storage.caches[0].shape[3] if storage.caches else self._block_size
         context = replace(self._context, caches=storage.caches, block_size=block_size, states=storage.states)
         self._bound = context = replace(context, local=storage.local)
+        says = {(True, False): progress}  # the first one prepares the weights
         with torch.inference_mode():
-            self._program = Program(self._graph, self._chosen, context, progress)
-            if self._adapted_graph is not None:
-                self._adapted = Program(self._adapted_graph, self._chosen, context, silent)
+            each = [(kind, graph, says.get(kind, silent)) for kind, graph in self._lowered.items()]
+            self._programs = {kind: Program(graph, self._chosen, context, say) for kind, graph, say in each}
         streams = streams_of(self._device, asynchronous=self._asynchronous)
         self._storage, self._copies = storage, BlockCopies(storage, self._dtype, self._device, streams)
 
@@ -259,16 +258,19 @@ class EagerExecutor:
     def _launch(self, plan: StepPlan) -> TorchPending:
         step, draw_slots = self._stage(plan)
         self._sampler.start(plan.starts)
-        program = (plan.needs & Need.ADAPTERS and self._adapted) or self._program
-        outputs = program.run(step, [upload(each, self._device).to(self._dtype) for each in plan.inputs])
+        outputs = self._program_of(plan).run(step, [upload(each, self._device).to(self._dtype) for each in plan.inputs])
         hidden, logits = outputs[0], outputs[-1]
-        # What is not finite leaves nothing finite in its row's logits: sums tell of the rows without.
+        # What is not finite leaves nothing finite behind it: sums tell of the rows that have no logits.
         sums = hidden.sum(dim=-1, dtype=torch.float32) if plan.num_rows > plan.num_draws else None
         pooled = pool(hidden, plan.row_starts, plan.pooled, plan.pool_kinds) if len(plan.pooled) else None
         kept = outputs if plan.needs & Need.OUTPUTS else ()
         sequences = plan.draw_sequences, plan.pooled.copy()
-        row_starts = plan.row_starts.copy()
-        return TorchPending(plan.draws(), *sequences, logits, draw_slots, row_starts, sums, pooled, kept)
+        return TorchPending(plan.draws(), *sequences, logits, draw_slots, plan.row_starts.copy(), sums, pooled, kept)
+
+    def _program_of(self, plan: StepPlan) -> Program:
+        """Where some rows are not wanted at all, they end with the last layer's keys and values."""
+        every_row = plan.num_draws == plan.num_rows or len(plan.pooled) > 0 or bool(plan.needs & Need.OUTPUTS)
+        return self._programs[every_row, ADAPTED[plan.needs]]
 
     def _stage(self, plan: StepPlan) -> tuple[Step, Tensor]:
         """The plan on the device by one copy, and its `draw_slots`. Clears blocks, and fills drawn tokens in."""

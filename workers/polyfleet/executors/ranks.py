@@ -45,6 +45,8 @@ class DistributedRanks:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum. On the host in the order of ranks and in float32, so that rows are the same in any company."""
+        if not len(x):
+            return x  # where nothing is drawn
         if self._on_host:
             return self._gathered(x).sum(0, dtype=torch.float32).to(x.dtype)
         if self._one_shot is not None and self._one_shot.takes(x):
@@ -55,7 +57,7 @@ class DistributedRanks:
     def all_gather(self, x: Tensor) -> Tensor:
         """All ranks' x side by side."""
         if not len(x):
-            return x.new_empty(0, self.size * x.shape[-1])  # where nothing is drawn
+            return x.new_empty(0, self.size * x.shape[-1])
         return self._gathered(x).transpose(0, 1).flatten(1)
 
     def broadcast(self, x: Tensor) -> None:

@@ -7,11 +7,19 @@ Pure, as those in `lowering`; it comes last, since its op stands between a linea
 from dataclasses import replace
 
 from polyfleet.graph.kernel_graph import KernelGraph
+from polyfleet.graph.lowering import fuse, select_early
 from polyfleet.graph.ops import Op, OpKind
 
 FUSED = (OpKind.LINEAR_ADD, OpKind.NORM_LINEAR, OpKind.NORM_SILU_MUL)  # products that take it themselves,
 MOST = 3  # of so many weights side by side
 LAYERS = "layers."  # how names of weights begin that are neither the embedding's nor the logits'
+
+
+def lowered(graph: KernelGraph, *, every_row: bool, adapters: bool) -> KernelGraph:
+    """A model's graph as executors compute it: hidden states of every row, or of each no more than logits need."""
+    fused = fuse(graph)
+    found = fused if every_row else select_early(fused)
+    return adapted(found) if adapters else found
 
 
 def adaptable(graph: KernelGraph) -> tuple[str, ...]:

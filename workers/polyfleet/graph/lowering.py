@@ -182,7 +182,7 @@ _MIXING = (OpKind.PAGED_ATTENTION, OpKind.LATENT_ATTENTION, OpKind.CAUSAL_CONV, 
 def select_early(graph: KernelGraph) -> KernelGraph:
     """The same logits with rows selected right behind the last op that reads others; the graph itself if that can't be.
 
-    `hidden` of the result has selected rows only.
+    Outputs are then what that op makes of all rows, which is finite only where they are, and the logits.
     """
     ops = graph.ops
     last = max((i for i, op in enumerate(ops) if op.kind in _MIXING), default=None)
@@ -202,5 +202,5 @@ def select_early(graph: KernelGraph) -> KernelGraph:
         widths.append(widths[value])
         early.append(Op(OpKind.SELECT_ROWS, (value,), (renamed[value],)))
     moved = [replace(op, inputs=tuple(renamed.get(value, value) for value in op.inputs)) for op in tail]
-    outputs = tuple(renamed.get(value, value) for value in graph.outputs)
+    outputs = ops[last].outputs[0], renamed.get(graph.logits, graph.logits)
     return compacted(replace(graph, ops=(*ops[: last + 1], *early, *moved), widths=tuple(widths), outputs=outputs))

@@ -1,5 +1,8 @@
 """What the adapters of a step's rows add, in torch."""
 
+from collections.abc import Callable
+from functools import cache
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,11 +13,20 @@ from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
 from polyfleet.kernels.step import Step, upload
 
+Groups = Callable[[int], list[tuple[int, Tensor]]]  # of a value with so many rows
 
-def rows_of_adapters(context: KernelContext, step: Step, attributes: Attributes | None) -> list[tuple[int, Tensor]]:
-    """Each adapter of the step's rows, and which rows have it."""
-    numbers = [number for number in np.unique(step.host_adapters).tolist() if number >= 0]
-    return [(each, upload(np.flatnonzero(step.host_adapters == each), context.device)) for each in numbers]
+
+def rows_of_adapters(context: KernelContext, step: Step, attributes: Attributes | None) -> Groups:
+    """Each adapter of a value's rows, and which rows have it; a value has all rows of the step, or the wanted ones."""
+
+    @cache
+    def groups(count: int) -> list[tuple[int, Tensor]]:
+        every = step.host_adapters
+        mine = every if count == len(every) else every[step.host_selected]
+        numbers = [number for number in np.unique(mine).tolist() if number >= 0]
+        return [(each, upload(np.flatnonzero(mine == each), context.device)) for each in numbers]
+
+    return groups
 
 
 def bind_adapt(op: Op, context: KernelContext) -> Kernel:
@@ -22,8 +34,8 @@ def bind_adapt(op: Op, context: KernelContext) -> Kernel:
     tables = tables_of(context)
     (down, up), rows, rank = tables.of(op.weights), tables.rows(op.weights), tables.rank
 
-    def kernel(groups: list[tuple[int, Tensor]], x: Tensor, y: Tensor) -> Tensor:
-        for number, mine in groups:
+    def kernel(groups: Groups, x: Tensor, y: Tensor) -> Tensor:
+        for number, mine in groups(len(x)):
             narrow = x[mine] @ down[number].T
             parts = zip(torch.split(narrow, rank, dim=1), torch.split(up[number], rows), strict=True)
             y.index_add_(0, mine, torch.cat([low @ part.T for low, part in parts], dim=1))

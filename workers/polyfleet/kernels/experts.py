@@ -22,7 +22,7 @@ def route(logits: Tensor, attributes: Route, correction: Tensor | None = None) -
     scores = wide.sigmoid() if attributes.sigmoid else wide.softmax(-1)
     choice = scores if correction is None else scores + correction
     if attributes.top_groups < attributes.groups:
-        grouped = choice.view(len(choice), attributes.groups, -1)
+        grouped = choice.view(len(choice), attributes.groups, choice.shape[1] // attributes.groups)
         worth = grouped.topk(attributes.group_best, -1).values.sum(-1)
         out = torch.ones_like(worth, dtype=torch.bool).scatter_(1, worth.topk(attributes.top_groups, -1).indices, False)
         choice = grouped.masked_fill(out.unsqueeze(-1), float("-inf")).flatten(1)

@@ -20,7 +20,7 @@ def bind_head_linear(op: Op, context: KernelContext) -> Kernel:
     stack = weight.view(count, -1, weight.shape[1])
 
     def kernel(step: Step, x: Tensor) -> Tensor:
-        heads = x.view(len(x), count, -1).transpose(0, 1)
+        heads = x.view(len(x), count, x.shape[1] // count).transpose(0, 1)
         return torch.bmm(heads, stack.mT).transpose(0, 1).flatten(1)
 
     return kernel

@@ -24,7 +24,7 @@ def bind_rms_norm(op: Op, context: KernelContext) -> Kernel:
     if norm.width:
         if len(weight) > norm.width:
             return reference.bind_rms_norm(op, context)
-        return lambda step, x: rms_norm(x.view(len(x), -1, norm.width), weight, eps).flatten(1)
+        return lambda step, x: rms_norm(x.unflatten(1, (-1, norm.width)), weight, eps).flatten(1)
     return lambda step, x: rms_norm(x, weight, eps)
 
 

@@ -38,7 +38,7 @@ def bind_rms_norm(op: Op, context: KernelContext) -> Kernel:
     weight = context.gain(*op.weights, wide=norm.wide)
     if norm.width:
         of_heads = weight.view(-1, norm.width)  # one of all heads, or each one's own
-        return lambda step, x: rms_norm(x.view(len(x), -1, norm.width), of_heads, norm.eps).flatten(1)
+        return lambda step, x: rms_norm(x.unflatten(1, (-1, norm.width)), of_heads, norm.eps).flatten(1)
     return lambda step, x: rms_norm(x, weight, norm.eps)
 
 

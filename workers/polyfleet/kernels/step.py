@@ -34,6 +34,7 @@ class Step:
     row_starts: Tensor  # [B + 1]
     host_lengths: Ints  # [B]
     host_row_starts: Ints  # [B + 1]
+    host_selected: Ints = field(default_factory=lambda: _PAD)  # [S]
     adapters: Tensor | None = None  # [T] of each row, negative: none; None where no row has one
     host_adapters: Ints = field(default_factory=lambda: _PAD)  # [T]
     given: tuple[Tensor, Tensor] | None = None  # rows [R] that have no embedding of their token but the one of [R, H]
@@ -76,8 +77,8 @@ class Layout(NamedTuple):
         token_ids, positions, blocks, offsets, places, selected = tensors[:6]
         tables, slots, lengths, row_starts = tensors[6 : len(self)]
         rows = (token_ids, positions, blocks, offsets, places, selected)
-        shared = (tables.view(self.tables.shape), slots, lengths, row_starts, self.lengths, self.row_starts)
-        return Step(*rows, *shared), tensors[len(self) :]
+        shared = (tables.view(self.tables.shape), slots, lengths, row_starts)
+        return Step(*rows, *shared, self.lengths, self.row_starts, self.selected), tensors[len(self) :]
 
 
 def lay_out(

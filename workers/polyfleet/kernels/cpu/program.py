@@ -10,9 +10,8 @@ Fusions, each only where nobody else reads the value in between:
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from polyfleet.graph.adapt import adapted
+from polyfleet.graph.adapt import lowered
 from polyfleet.graph.kernel_graph import KernelGraph
-from polyfleet.graph.lowering import fuse, select_early
 from polyfleet.graph.ops import (
     Attention,
     Convolution,
@@ -60,8 +59,7 @@ def programs(
 
 def plan(graph: KernelGraph, rows: RowCount, buffers: Buffers, *, keep_hidden: bool, adapters: bool = False) -> Program:
     """The program of a graph; without `keep_hidden` it finishes only the last output, of a model the wanted logits."""
-    graph = fuse(graph) if keep_hidden else select_early(fuse(graph))
-    graph = adapted(graph) if adapters else graph
+    graph = lowered(graph, every_row=keep_hidden, adapters=adapters)
     kept = graph.outputs if keep_hidden else graph.outputs[-1:]
     stages, placed = place(to_stages(graph, rows, kept), graph.widths, kept, buffers, graph.inputs)
     return Program(stages, tuple(placed[value] for value in kept), tuple(placed[value] for value in graph.inputs))

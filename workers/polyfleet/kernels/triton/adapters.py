@@ -6,7 +6,9 @@ read once. The tiles' number is bounded by sizes alone and they are made on the 
 adapters its rows have. Sums are cut by columns, and added up in order: a row is the same in any company.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -97,14 +99,20 @@ def expand_kernel(
     tl.store(place, (before + added).to(y.dtype.element_ty), mask=inside & mine[None, :])
 
 
-def plan_adapters(context: KernelContext, step: Step, attributes: Any) -> Tiles:
-    """Nothing in it waits for the device, or depends on which adapters rows have."""
+def plan_adapters(context: KernelContext, step: Step, attributes: Any) -> Callable[[int], Tiles]:
+    """Of a value with so many rows: with all of the step's, or with the wanted ones."""
     assert step.adapters is not None
     assert context.adapters is not None
-    count = len(step.adapters)
+    every, amount = step.adapters, context.adapters.count
+    return cache(lambda count: tiled(every if count == len(every) else every.index_select(0, step.selected), amount))
+
+
+def tiled(of_rows: Tensor, amount: int) -> Tiles:
+    """Nothing in it waits for the device, or depends on which of so many adapters the rows have."""
+    count = len(of_rows)
     rows = FEW if count <= FEW_ROWS else MANY
-    most = min(count, count // rows + context.adapters.count)
-    adapters, order = torch.sort(step.adapters, stable=True)
+    most = min(count, count // rows + amount)
+    adapters, order = torch.sort(of_rows, stable=True)
     place = torch.arange(count, device=order.device)
     begins = torch.ones_like(place, dtype=torch.bool)
     torch.ne(adapters[1:], adapters[:-1], out=begins[1:])
@@ -124,8 +132,9 @@ def bind_adapt(op: Op, context: KernelContext) -> Kernel:
     splits = max(1, min(MOST_SPLITS, columns // SHARE))
     cuts = _cuts(tables.rows(op.weights)).to(context.device)
 
-    def kernel(tiles: Tiles, x: Tensor, y: Tensor) -> Tensor:
+    def kernel(planned: Callable[[int], Tiles], x: Tensor, y: Tensor) -> Tensor:
         x, y, count = x.contiguous(), y.contiguous(), len(x)
+        tiles = planned(count)
         low = torch.empty((splits, count, number * padded), dtype=torch.float32, device=x.device)
         shared, grid = (tiles.order, tiles.adapters, tiles.firsts, low), len(tiles.firsts)
         sizes = number, rank, padded, tiles.rows

@@ -32,6 +32,8 @@ def bind_linear(op: Op, context: KernelContext) -> Kernel:
     given = Operands(bias=bias)
 
     def kernel(step: Step, x: Tensor) -> Tensor:
+        if not len(x):
+            return x.new_empty((0, matrix.rows))  # behind select_rows, where nothing is drawn
         if len(x) <= SLICES * tuned.most_rows:
             pieces = [linear(matrix, tuned, piece, given)[0] for piece in torch.split(x, tuned.most_rows)]
             return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
