@@ -56,10 +56,10 @@ class Continuation:
         """Tokens that there must be room for behind the prompt."""
         return max(1, self.min_tokens) if self.max_tokens is None else self.max_tokens
 
-    def check(self) -> None:
-        """Raise FieldError for the first value out of range, whatever the model and prompt."""
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise FieldError("max_tokens", f"must be 1 or more, not {shown(self.max_tokens)}")
+    def check(self, *, least: int = 1) -> None:
+        """Raise FieldError for the first value out of range, whatever the model and prompt; `least` of max_tokens."""
+        if self.max_tokens is not None and self.max_tokens < least:
+            raise FieldError("max_tokens", f"must be {least} or more, not {shown(self.max_tokens)}")
         if self.min_tokens < 0:
             raise FieldError("min_tokens", f"must be 0 or more, not {shown(self.min_tokens)}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

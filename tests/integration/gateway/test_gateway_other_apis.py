@@ -78,7 +78,7 @@ async def test_responses_with_the_openai_client() -> None:
         ({"input": HI, "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": HI, "text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"input": HI, "temprature": 1}, "temprature"),
-        ({"input": [*HI, {"role": "critic", "content": "Bad."}], "instructions": "Be brief."}, "input[1]"),
+        ({"input": [*HI, {"role": "critic", "content": "Bad."}], "instructions": "Be brief."}, "input[1].role"),
     ],
 )
 async def test_what_responses_can_not_do_is_named(body: dict[str, Any], param: str) -> None:

@@ -1,5 +1,5 @@
-"""Request bodies of the OpenAI endpoints: every field they define, and our extensions. Unknown fields are refused,
-unless they are null.
+"""Request bodies of the OpenAI endpoints: every field they define, and our extensions; vLLM's /tokenize too. Unknown
+fields are refused, unless they are null.
 
 Three kinds of fields: those that work; those that are accepted and change nothing (they don't change the result, or
 only speak of OpenAI's own service); and those that would change the result but are not supported, which
@@ -40,7 +40,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "mcp_servers": ([],),
     "moderation": (),
     "previous_response_id": (),
-    "prefix": (False,),
     "suffix": ("",),
     "verbosity": ("medium",),
     "thread": (),
@@ -128,8 +127,8 @@ class ToolCallBody(msgspec.Struct, frozen=True, kw_only=True):
 class MessageBody(Strict, frozen=True, kw_only=True):
     """One turn, also as an answer of this or another server comes back with it.
 
-    `function_call`, `audio`, `images` and `prefix` (go on with this answer) belong to features that are not supported.
-    A refusal is what was said where there is no content.
+    `function_call`, `audio` and `images` belong to features that are not supported. A refusal is what was said where
+    there is no content. With `prefix` the answer goes on from it.
     """
 
     role: str
@@ -139,6 +138,7 @@ class MessageBody(Strict, frozen=True, kw_only=True):
     tool_call_id: str | None = None
     refusal: str | None = None
     # Extensions.
+    prefix: bool | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     # Without effect.
@@ -149,13 +149,13 @@ class MessageBody(Strict, frozen=True, kw_only=True):
     metadata: Ignored = NOTHING
     parsed: Ignored = NOTHING  # the content, as openai-python reads it
     reasoning_details: Ignored = NOTHING
+    type: Ignored = NOTHING  # message, or text
     thinking_blocks: Ignored = NOTHING
     provider_specific_fields: Ignored = NOTHING
     # Not supported.
     audio: Unsupported = NOTHING
     function_call: Unsupported = NOTHING
     images: Unsupported = NOTHING
-    prefix: Unsupported = NOTHING
 
 
 class ChatBody(GenerateBody, frozen=True, kw_only=True):
@@ -170,8 +170,10 @@ class ChatBody(GenerateBody, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
     response_format: msgspec.Raw = NOTHING  # `response_format.read`
-    # Extension.
+    # Extensions.
+    add_generation_prompt: bool | None = None
     chat_template_kwargs: msgspec.Raw = NOTHING  # an object
+    continue_final_message: bool | None = None
     # Without effect.
     metadata: Ignored = NOTHING
     prediction: Ignored = NOTHING
@@ -200,6 +202,27 @@ class CompletionBody(GenerateBody, frozen=True, kw_only=True):
     echo: bool | None = None
     # Not supported.
     suffix: Unsupported = NOTHING
+
+
+class TokenizeBody(Strict, frozen=True, kw_only=True):
+    """Body of `POST /tokenize`: a prompt, or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages = NOTHING
+    tools: Tools = NOTHING
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: msgspec.Raw = NOTHING
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Strict, frozen=True, kw_only=True):
+    """Body of `POST /detokenize`."""
+
+    tokens: TokenIds
+    model: str | None = None
 
 
 class EmbeddingsBody(Strict, frozen=True, kw_only=True):

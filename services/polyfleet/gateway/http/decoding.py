@@ -133,7 +133,7 @@ def _read(data: bytes, kind: type[ReadT], field: str = "") -> ReadT:
         gc.enable()
 
 
-def refuse_unsupported(body: Strict, prefix: str = "") -> None:
+def refuse_unsupported(body: msgspec.Struct, prefix: str = "") -> None:
     """Raise FieldError for a field that asks for something that is not supported; its name gets `prefix`."""
     for name, neutral in UNSUPPORTED.items():
         value = getattr(body, name, NOTHING)

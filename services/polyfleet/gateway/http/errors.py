@@ -123,12 +123,13 @@ def http_field(field: str, renames: Mapping[str, str]) -> str:
     """The endpoint's name for a field of the core: `sampling.top_p` is `top_p`, `inputs[2].text` is `input[2]`,
     `messages[0].parts[1]` is `messages[0].content[1]`.
 
-    An item that stands elsewhere there, as behind a system's message, has a name of its own in `renames`.
+    An item that stands elsewhere there, as behind a system's message, has a name of its own in `renames`, behind which
+    its role is called the same, and nothing else is.
     """
     name = field.removeprefix("sampling.")
     item = name.split(".", 1)[0]
     if item in renames:
-        return renames[item]
+        return renames[item] + (".role" if name == f"{item}.role" else "")
     root = item.split("[", 1)[0]
     if root not in renames:
         return name.replace("].parts[", "].content[")

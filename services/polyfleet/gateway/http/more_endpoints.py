@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polyfleet.gateway.api import Call
 from polyfleet.gateway.errors import ApiError
+from polyfleet.gateway.http.bodies import DetokenizeBody, TokenizeBody
 from polyfleet.gateway.http.door import Door, in_session, json_reply
 from polyfleet.gateway.http.errors import error_response
 from polyfleet.gateway.http.messages.body import CountBody, MessagesBody, count_request, messages_request
@@ -27,14 +28,7 @@ from polyfleet.gateway.http.ranking import (
 from polyfleet.gateway.http.responses.body import ResponsesBody, responses_request
 from polyfleet.gateway.http.responses.reply import ResponseWriter
 from polyfleet.gateway.http.streams import until_disconnect
-from polyfleet.gateway.http.tokens import (
-    DetokenizeBody,
-    DetokenizeReply,
-    TokenizeBody,
-    TokenizeReply,
-    detokenize_request,
-    tokenize_request,
-)
+from polyfleet.gateway.http.tokens import DetokenizeReply, TokenizeReply, detokenize_request, tokenize_request
 from polyfleet.wire.answers import Ranking
 from polyfleet.wire.requests import GenerateRequest, RerankRequest
 

@@ -1,33 +1,14 @@
-"""Bodies of `/tokenize` and `/detokenize`, and their replies, as vLLM has them."""
+"""`/tokenize` and `/detokenize`, as vLLM has them: what their bodies mean, and their replies."""
 
 from __future__ import annotations
 
 import msgspec
 
-from polyfleet.gateway.http.bodies import NOTHING, NULL, Messages, Strict, TokenIds, Tools
+from polyfleet.gateway.http.bodies import NULL, DetokenizeBody, TokenizeBody
 from polyfleet.gateway.http.decoding import decode_tools
-from polyfleet.gateway.http.openai.translate import chat_messages, json_text
+from polyfleet.gateway.http.openai.translate import chat_messages, template_arguments, turn
 from polyfleet.wire.requests import DetokenizeRequest, TokenizeRequest
 from polyfleet.wire.tools import MAX_TOOLS
-
-
-class TokenizeBody(Strict, frozen=True, kw_only=True):
-    """Body of `POST /tokenize`: a prompt, or a chat."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Messages = NOTHING
-    tools: Tools = NOTHING
-    chat_template_kwargs: msgspec.Raw = NOTHING
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
-
-
-class DetokenizeBody(Strict, frozen=True, kw_only=True):
-    """Body of `POST /detokenize`."""
-
-    tokens: TokenIds
-    model: str | None = None
 
 
 class TokenizeReply(msgspec.Struct, omit_defaults=True):
@@ -47,13 +28,14 @@ class DetokenizeReply(msgspec.Struct):
 
 def tokenize_request(body: TokenizeBody) -> TokenizeRequest:
     """What is to be tokenized. Raises FieldError."""
+    messages, begun = chat_messages(body.messages) if bytes(body.messages) != NULL else ((), False)
     return TokenizeRequest(
         model=body.model or "",
         text=body.prompt,
-        messages=chat_messages(body.messages) if bytes(body.messages) != NULL else (),
+        messages=messages,
         add_special_tokens=body.add_special_tokens is not False,
         tools=decode_tools(body.tools, MAX_TOOLS),
-        template_arguments=json_text(body.chat_template_kwargs),
+        template_arguments=template_arguments(body.chat_template_kwargs, None, **turn(body, begun=begun)),
     )
 
 

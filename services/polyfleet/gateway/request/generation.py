@@ -77,7 +77,8 @@ class Generation:
             served, prompt, wanted = await self._generate_sequences(request, record, call)
             stops, echo = StopStrings.of(request), _echo(request, served)
             parse = partial(make_parser, request, served, thinking=prompt.thinking, tool_parser=self._tool_parser)
-            choices = [ChoiceOutput(each, served.text, stops, parse(), echo) for each in wanted]
+            silent = request.max_tokens == 0
+            choices = [ChoiceOutput(each, served.text, stops, parse(), echo, silent=silent) for each in wanted]
             continuous = request.continuous_usage
             output = RequestOutput(choices, len(wanted[0].prompt_ids), record, continuous_usage=continuous)
             async with self._sequences(wanted, served, record) as sequences:
@@ -117,6 +118,8 @@ class Generation:
         grammar = await make_grammar(request, served, prompt, record.seconds_left, self._tool_parser)
         shared = {**request.shared(), "stop_token_ids": _stop_token_ids(request, prompt, served), "grammar": grammar}
         shared |= {"adapter": served.adapter, "images": prompt.images}
+        if request.max_tokens == 0:
+            shared["max_tokens"] = 1  # by which the worker tells that the prompt is computed
         first = _sequence(record, call, prompt.token_ids, sampling, **shared)
         return served, prompt, [first, *(replace(first, choice=choice) for choice in range(1, request.n))]
 

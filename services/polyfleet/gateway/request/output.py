@@ -1,6 +1,7 @@
 """Tokens become what the client sees: text, ids, logprobs, and the end, stop strings included."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from polyfleet.gateway.request.accounts import Record
 from polyfleet.gateway.request.inbox import Parcel
@@ -16,7 +17,8 @@ class ChoiceOutput:
 
     The text goes on behind the request's prompt. Stop strings are sought in it with special tokens spelled out, which
     it does not show. Ids and logprobs of the tokens that completed a stop string come out; their matched text does not.
-    `parser` tells thoughts and calls apart from it. `prefix` comes before all that.
+    `parser` tells thoughts and calls apart from it. `prefix` comes before all that. `silent`: nothing else is told but
+    the prompt's logprobs, whatever was drawn behind it.
     """
 
     def __init__(
@@ -26,6 +28,8 @@ class ChoiceOutput:
         stops: StopStrings | None,
         parser: AnswerParser | None = None,
         prefix: str = "",
+        *,
+        silent: bool = False,
     ) -> None:
         self._choice = request.choice
         self._with_logprobs = request.logprobs is not None
@@ -36,12 +40,15 @@ class ChoiceOutput:
         self._matcher = StopMatcher(stops) if stops else None
         self._parser = parser
         self._prefix = prefix
+        self._silent = silent
         self.num_thought = 0  # tokens so far that thoughts took
         self._markers = parser.markers if parser else frozenset()
-        self._plain = not (stops or parser or self._with_logprobs or self._scored_ids)
+        self._plain = not (stops or parser or silent or self._with_logprobs or self._scored_ids)
 
     def take(self, parcel: Parcel) -> Delta:
         """What the parcel lets the client see. The choice has ended when it carries a finish reason."""
+        if self._silent:
+            parcel = replace(parcel, tokens=[], finish_reason=parcel.finish_reason and FinishReason.LENGTH)
         token_ids, reason = [token.token_id for token in parcel.tokens], parcel.finish_reason
         if self._plain and reason is None:  # nearly all are like this
             text = self._detokenizer.add(token_ids) if self._detokenizer else ""

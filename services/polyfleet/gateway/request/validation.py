@@ -43,7 +43,7 @@ def check_generate(request: GenerateRequest) -> None:
     if request.seed is not None and not 0 <= request.seed < 2**64:
         raise FieldError("sampling.seed", f"must fit an unsigned 64-bit integer, not {shown(request.seed)}")
     check_range("n", request.n, 1, MAX_CHOICES)
-    request.check()
+    request.check(least=0 if request.echo or request.prompt_logprobs is not None else 1)  # 0: the prompt is told alone
     _check_stops(request)
     _check_tools(request)
     _check_echo(request)

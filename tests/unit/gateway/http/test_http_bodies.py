@@ -81,7 +81,7 @@ def test_wrong_type_names_the_field(fields: dict[str, Any], field: str) -> None:
             *(MessagesBody, {"max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "document"}]}]}),
             *(
                 "messages[0].content[0].type",
-                "must be one of text, image, thinking, tool_use, tool_result, not 'document'",
+                "must be one of text, image, thinking, redacted_thinking, tool_use, tool_result, not 'document'",
             ),
         ),
     ],

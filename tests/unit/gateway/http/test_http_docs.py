@@ -11,14 +11,15 @@ from polyfleet.gateway.http.bodies import (
     UNSUPPORTED,
     ChatBody,
     CompletionBody,
+    DetokenizeBody,
     EmbeddingsBody,
     MessageBody,
     Strict,
+    TokenizeBody,
 )
 from polyfleet.gateway.http.messages.body import MessagesBody
 from polyfleet.gateway.http.ranking import RerankBody, ScoreBody
 from polyfleet.gateway.http.responses.body import ResponsesBody
-from polyfleet.gateway.http.tokens import DetokenizeBody, TokenizeBody
 from polyfleet.wire.requests import GenerateOptions
 
 TEXT = (Path(__file__).parents[4] / "docs" / "api.md").read_text(encoding="utf-8")

@@ -6,14 +6,16 @@ import msgspec
 import pytest
 from tests.unit.gateway.http.test_http_translate import USER, chat
 
+from polyfleet.gateway.http.bodies import TokenizeBody
 from polyfleet.gateway.http.decoding import decode
 from polyfleet.gateway.http.errors import http_field
 from polyfleet.gateway.http.messages.body import MessagesBody, messages_request
 from polyfleet.gateway.http.messages.body import renames as names_of_messages
 from polyfleet.gateway.http.responses.body import ResponsesBody, responses_request
 from polyfleet.gateway.http.responses.body import renames as names_of_responses
+from polyfleet.gateway.http.tokens import tokenize_request
 from polyfleet.wire.limits import FieldError
-from polyfleet.wire.requests import GenerateRequest, Message
+from polyfleet.wire.requests import GenerateRequest, Message, TokenizeRequest
 from polyfleet.wire.structure import Structure
 
 
@@ -32,7 +34,7 @@ from polyfleet.wire.structure import Structure
             {"content": "Yes.", "parsed": {"a": 1}, "id": "m1", "cache_control": {}, "citations": [], "images": []},
             "Yes.",
         ),
-        ({"content": "Yes.", "metadata": {}, "prefix": False}, "Yes."),
+        ({"content": "Yes.", "metadata": {}, "prefix": False, "type": "text"}, "Yes."),
     ],
 )
 def test_an_answer_comes_back_in_the_ways_in_which_servers_give_it(said: dict[str, Any], content: Any) -> None:
@@ -51,14 +53,14 @@ def test_a_call_without_arguments_and_a_tool_that_gave_nothing_back() -> None:
     assert (asked.content, result.content) == (None, "")
 
 
-@pytest.mark.parametrize("field", ["prefix", "images", "audio", "function_call"])
+@pytest.mark.parametrize("field", ["images", "audio", "function_call"])
 def test_what_an_answer_brings_that_would_change_the_next_is_refused(field: str) -> None:
     with pytest.raises(FieldError, match="not supported") as caught:
         chat(messages=[USER, {"role": "assistant", "content": "Yes.", field: [True]}])
     assert caught.value.field == f"messages[1].{field}"
 
 
-def variables(request: GenerateRequest) -> Any:
+def variables(request: GenerateRequest | TokenizeRequest) -> Any:
     return msgspec.json.decode(request.template_arguments) if request.template_arguments else None
 
 
@@ -80,6 +82,43 @@ def test_a_message_goes_on_from_what_the_assistant_has_begun(last: dict[str, Any
     assert found == off | ({"continue_final_message": True} if begun else {})
 
 
+GOES_ON = {"continue_final_message": True}
+BEGUN = {"role": "assistant", "content": "It is {"}
+
+
+@pytest.mark.parametrize(
+    ("last", "fields", "found"),
+    [
+        ({**BEGUN, "prefix": True}, {}, GOES_ON),
+        ({**BEGUN, "prefix": False}, {}, None),
+        ({**BEGUN, "prefix": True}, {"add_generation_prompt": False}, GOES_ON | {"add_generation_prompt": False}),
+        (BEGUN, {"continue_final_message": True}, GOES_ON),
+        (BEGUN, {"continue_final_message": False, "add_generation_prompt": True}, {"add_generation_prompt": True}),
+        (BEGUN, {"chat_template_kwargs": GOES_ON}, GOES_ON),
+    ],
+)
+def test_a_chat_goes_on_from_what_the_assistant_has_begun(last: Any, fields: Any, found: Any) -> None:
+    messages = [USER, last]
+    assert variables(chat(messages=messages, **fields)) == found
+    counted = decode(msgspec.json.encode({"messages": messages, **fields}), TokenizeBody)
+    assert variables(tokenize_request(counted)) == found
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "field"),
+    [
+        ([{**BEGUN, "prefix": True}, USER], {}, "messages[0].prefix"),
+        ([USER, {**BEGUN, "prefix": True}], {"add_generation_prompt": True}, "add_generation_prompt"),
+        ([USER, BEGUN], {"add_generation_prompt": True, **GOES_ON}, "add_generation_prompt"),
+        ([USER, {**BEGUN, "prefix": 1}], {}, "messages[1].prefix"),
+    ],
+)
+def test_what_can_not_be_gone_on_with_is_named(messages: Any, fields: Any, field: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        chat(messages=messages, **fields)
+    assert caught.value.field == field
+
+
 def test_the_effort_to_think_with_reaches_the_template_in_its_own_words() -> None:
     low = {"reasoning_effort": "low", "enable_thinking": True, "thinking": True}
     assert variables(chat(reasoning_effort="low")) == low
@@ -90,6 +129,37 @@ def test_the_effort_to_think_with_reaches_the_template_in_its_own_words() -> Non
     with pytest.raises(FieldError) as caught:
         chat(reasoning_effort="much")
     assert caught.value.field == "reasoning_effort"
+
+
+def test_responses_take_what_was_refused_and_refuse_what_they_would_ignore() -> None:
+    refusal = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "I can't."}]}
+    asked = responses_request(response_body(input=[USER, refusal], include=["reasoning.encrypted_content"]), "r")
+    assert asked.messages[1] == Message("assistant", "I can't.")
+    bad: dict[str, dict[str, Any]] = {
+        "text.verbosity": {"text": {"verbosity": "low"}},
+        "include": {"include": ["message.output_text.logprobs"]},
+    }
+    for field, fields in bad.items():
+        with pytest.raises(FieldError) as caught:
+            responses_request(response_body(input="hi", **fields), "r")
+        assert caught.value.field == field
+    assert responses_request(response_body(input="hi", text={"verbosity": "medium"}), "r").structure is None
+
+
+def test_messages_take_pictures_of_tools_and_leave_out_sealed_thoughts() -> None:
+    picture = {"type": "image", "source": {"type": "base64", "data": "AAAA"}}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "See:"}, picture]}
+    sealed = {"type": "redacted_thinking", "data": "x"}
+    call = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+    turns = [USER, {"role": "assistant", "content": [sealed, call]}, {"role": "user", "content": [result]}]
+    asked = messages_request(message_body(messages=turns), "r").messages
+    assert [each.role for each in asked] == ["user", "assistant", "tool"]
+    assert (asked[1].content, asked[1].reasoning) == (None, "")
+    assert (asked[2].texts, [each.data for each in asked[2].images]) == (("See:",), [bytes(3)])
+    result["content"] = [{"type": "image", "source": {"type": "base64", "data": "?"}}]
+    with pytest.raises(FieldError) as caught:
+        messages_request(message_body(messages=turns), "r")
+    assert caught.value.field == "messages[2].content[0].content[0].source.data"
 
 
 def test_the_other_apis_say_the_same_of_thinking() -> None:
@@ -136,6 +206,7 @@ def test_errors_name_messages_where_the_body_has_them() -> None:
     found = [http_field(f"messages[{index}].content", names) for index in range(5)]
     assert found == ["instructions", "input[0]", "input[2]", "input[4]", "input[5]"]
     assert http_field("messages[0].content", names_of_responses(response_body(input="hi"))) == "input"
+    assert http_field("messages[1].role", names) == "input[0].role"
     assert http_field("sampling.top_p", names) == "top_p"
 
     results = [{"type": "tool_result", "tool_use_id": each, "content": "3"} for each in "ab"]

@@ -37,6 +37,10 @@ def chat(**fields: Any) -> GenerateRequest:
         ({"type": "function", "function": {"name": "f"}}, ("required", ("f",))),
         ({"type": "function", "name": "f"}, ("required", ("f",))),
         ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [F, G]}}, ("auto", ("f", "g"))),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]},
+            ("required", ("g",)),
+        ),
     ],
 )
 def test_every_form_of_tool_choice(choice: Any, expected: Any) -> None:
@@ -66,6 +70,12 @@ def test_every_form_of_tool_choice(choice: Any, expected: Any) -> None:
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.function.name"),
         ({"tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.mode"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": []}}, "tool_choice.tools"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+            "tool_choice.allowed_tools.tools",
+        ),
         ({"tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_names"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"messages": [{**USER, "tool_calls": [{"id": "1", "function": {"name": "f"}}]}]}, "messages[0].tool_calls"),

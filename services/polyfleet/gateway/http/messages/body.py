@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -16,7 +17,7 @@ from polyfleet.wire.requests import GenerateRequest, Message, TokenizeRequest
 from polyfleet.wire.structure import Structure
 from polyfleet.wire.tools import ToolCall
 
-GOES_ON = msgspec.Raw(b'{"continue_final_message":true}')  # of the chat template's variables
+GOES_ON = {"continue_final_message": True}  # of the chat template's variables
 
 
 class TextBlock(msgspec.Struct, tag="text"):
@@ -45,6 +46,10 @@ class ThinkingBlock(msgspec.Struct, tag="thinking"):
     thinking: str
 
 
+class RedactedThinkingBlock(msgspec.Struct, tag="redacted_thinking"):
+    """What another server's model thought, sealed: nothing that could be told."""
+
+
 class ToolUseBlock(msgspec.Struct, tag="tool_use"):
     """A call."""
 
@@ -57,11 +62,11 @@ class ToolResultBlock(msgspec.Struct, tag="tool_result"):
     """What a tool gave back."""
 
     tool_use_id: str
-    content: str | list[TextBlock] = ""
+    content: str | list[TextBlock | ImageBlock] = ""
     is_error: bool = False
 
 
-ContentBlock = TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+ContentBlock = TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class Turn(msgspec.Struct):
@@ -137,11 +142,11 @@ class CountBody(Strict, frozen=True, kw_only=True):
     @property
     def variables(self) -> str:
         """The chat template's, as JSON: whether to think, how much, and whether the last turn is the answer begun."""
-        goes_on = GOES_ON if self.messages and self.messages[-1].is_begun else NOTHING
+        goes_on = GOES_ON if self.messages and self.messages[-1].is_begun else {}
         if self.thinking is not None and self.thinking.type == "disabled":
-            return template_arguments(goes_on, "none")
+            return template_arguments(NOTHING, "none", **goes_on)
         effort = self.output_config.effort if self.output_config else None
-        return template_arguments(goes_on, "xhigh" if effort == "max" else effort)
+        return template_arguments(NOTHING, "xhigh" if effort == "max" else effort, **goes_on)
 
 
 class MessagesBody(CountBody, frozen=True, kw_only=True):
@@ -217,7 +222,7 @@ def renames(body: CountBody) -> dict[str, str]:
 
 
 def _placed(body: CountBody) -> Placed:
-    messages = [("system", Message("system", _texts(body.system)))] if body.system else []
+    messages = [("system", Message("system", _parts(body.system, "system")))] if body.system else []
     for index, turn in enumerate(body.messages):
         place = f"messages[{index}]"
         messages += [(place, message) for message in _turn(turn, f"{place}.content")]
@@ -244,20 +249,19 @@ def tool_definitions(body: CountBody) -> tuple[str, ...]:
 def _turn(turn: Turn, path: str) -> list[Message]:
     if isinstance(turn.content, str):
         return [Message(turn.role, turn.content)]
-    results = [each for each in turn.content if isinstance(each, ToolResultBlock)]
-    parts = [
-        each.text if isinstance(each, TextBlock) else _image(each.source, f"{path}[{index}].source")
-        for index, each in enumerate(turn.content)
-        if isinstance(each, TextBlock | ImageBlock)
-    ]
+    parts = _shown(turn.content, path)
     calls = tuple(
         ToolCall(each.id, each.name, msgspec.json.encode(each.input).decode())
         for each in turn.content
         if isinstance(each, ToolUseBlock)
     )
     thoughts = "\n".join(each.thinking for each in turn.content if isinstance(each, ThinkingBlock))
-    messages = [Message("tool", _texts(each.content), tool_call_id=each.tool_use_id) for each in results]
-    if parts or calls or not results:
+    messages = [
+        Message("tool", _parts(each.content, f"{path}[{index}].content"), tool_call_id=each.tool_use_id)
+        for index, each in enumerate(turn.content)
+        if isinstance(each, ToolResultBlock)
+    ]
+    if parts or calls or not messages:
         content = one_or_all(parts) or (None if calls else "")
         messages.append(Message(turn.role, content, tool_calls=calls, reasoning=thoughts))
     return messages
@@ -273,7 +277,14 @@ def _image(source: ImageSource, path: str) -> Image:
     return image_of_base64(source.data, f"{path}.data")
 
 
-def _texts(content: str | list[TextBlock]) -> str | tuple[str | Image, ...]:
-    if isinstance(content, str):
-        return content
-    return one_or_all([block.text for block in content])
+def _parts(content: str | Sequence[ContentBlock], path: str) -> str | tuple[str | Image, ...]:
+    return content if isinstance(content, str) else one_or_all(_shown(content, path))
+
+
+def _shown(content: Sequence[ContentBlock], path: str) -> list[str | Image]:
+    """What its blocks say and show."""
+    return [
+        each.text if isinstance(each, TextBlock) else _image(each.source, f"{path}[{index}].source")
+        for index, each in enumerate(content)
+        if isinstance(each, TextBlock | ImageBlock)
+    ]

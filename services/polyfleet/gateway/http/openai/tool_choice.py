@@ -29,7 +29,7 @@ class ToolName(msgspec.Struct, frozen=True):
 
 
 class AllowedTools(msgspec.Struct, frozen=True):
-    """Some of the tools."""
+    """Some of the tools: within a chat's `allowed_tools`, or beside the type, as Responses have it."""
 
     mode: Literal["auto", "required"]
     tools: list[ToolName]
@@ -46,11 +46,11 @@ def read(value: msgspec.Raw, field: str = "tool_choice") -> tuple[str, tuple[str
         return "required", (_named(decode_part(value, ToolName, field), field),)
     if kind != "allowed_tools":
         raise FieldError(f"{field}.type", f"must be function or allowed_tools, not {kind!r:.40}")
-    found = decode_part(value, _Allowed, field)
-    allowed = found.allowed_tools
-    if allowed is None:
-        raise FieldError(f"{field}.allowed_tools", "is missing")
-    return allowed.mode, tuple(_named(each, f"{field}.allowed_tools.tools") for each in allowed.tools)
+    nested = decode_part(value, _Allowed, field).allowed_tools
+    allowed, path = (nested, f"{field}.allowed_tools") if nested else (decode_part(value, AllowedTools, field), field)
+    if not allowed.tools:
+        raise FieldError(f"{path}.tools", "must name at least one tool")
+    return allowed.mode, tuple(_named(each, f"{path}.tools") for each in allowed.tools)
 
 
 class _Typed(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from polyfleet.gateway.http.bodies import (
     GenerateBody,
     MessageBody,
     Messages,
+    TokenizeBody,
     ToolCallBody,
 )
 from polyfleet.gateway.http.decoding import (
@@ -54,7 +55,7 @@ def chat_request(body: ChatBody, request_id: str) -> GenerateRequest:
         raise FieldError("top_logprobs", "needs logprobs to be true")
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    messages = chat_messages(body.messages)
+    messages, begun = chat_messages(body.messages)
     tools = decode_tools(body.tools, MAX_TOOLS)
     choice, names = tool_choice.read(body.tool_choice)
     return replace(
@@ -64,16 +65,32 @@ def chat_request(body: ChatBody, request_id: str) -> GenerateRequest:
         tool_names=names,
         structure=response_format.read(body, body.response_format),
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        template_arguments=template_arguments(body.chat_template_kwargs, body.reasoning_effort),
+        template_arguments=template_arguments(
+            body.chat_template_kwargs, body.reasoning_effort, **turn(body, begun=begun)
+        ),
     )
 
 
-def chat_messages(value: Messages) -> tuple[Message, ...]:
-    """The messages of a chat. Raises FieldError."""
+def chat_messages(value: Messages) -> tuple[tuple[Message, ...], bool]:
+    """The messages of a chat, and whether the last one is the answer begun (`prefix`). Raises FieldError."""
     bodies = decode_messages(value, MAX_MESSAGES)
     if not bodies:
         raise FieldError("messages", "must hold at least one message")
-    return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(bodies))
+    for index, body in enumerate(bodies[:-1]):
+        if body.prefix:
+            raise FieldError(f"messages[{index}].prefix", "can be true of the last message alone")
+    messages = tuple(_message(message, f"messages[{index}]") for index, message in enumerate(bodies))
+    return messages, bool(bodies[-1].prefix)
+
+
+def turn(body: ChatBody | TokenizeBody, *, begun: bool) -> dict[str, bool]:
+    """The template's variables that say whose turn it is; `begun`: its last message is to go on. Raises FieldError."""
+    goes_on = body.continue_final_message or begun
+    if goes_on and body.add_generation_prompt:
+        field = "add_generation_prompt"
+        raise FieldError(field, "begins an answer, and can't be true where the last message is to be gone on with")
+    stated = {"add_generation_prompt": body.add_generation_prompt, "continue_final_message": goes_on or None}
+    return {name: value for name, value in stated.items() if value is not None}
 
 
 def completion_requests(body: CompletionBody, request_id: str) -> list[GenerateRequest]:
@@ -166,21 +183,23 @@ def _content(message: MessageBody, calls: Sequence[ToolCall], path: str) -> str 
     return _parts(message.content, f"{path}.content")
 
 
-def template_arguments(given: msgspec.Raw, effort: Effort | None) -> str:
-    """A chat template's variables as JSON: those given, and those by which one is told how much to think.
+def template_arguments(given: msgspec.Raw, effort: Effort | None, **more: bool) -> str:
+    """A chat template's variables as JSON: those given, `more`, and those by which one is told how much to think.
 
     A template that knows none of these is not changed by them. Raises FieldError.
     """
-    if effort is None:
-        return json_text(given)
-    thinking = effort != "none"
-    known: dict[str, Any] = {"reasoning_effort": effort, "enable_thinking": thinking, "thinking": thinking}
+    if effort is None and not more:
+        return _json_text(given)
+    known: dict[str, Any] = dict(more)
+    if effort is not None:
+        thinking = effort != "none"
+        known |= {"reasoning_effort": effort, "enable_thinking": thinking, "thinking": thinking}
     if bytes(given) != NULL:
         known |= decode_part(given, dict[str, msgspec.Raw], "chat_template_kwargs")
     return msgspec.json.encode(known).decode()
 
 
-def json_text(value: msgspec.Raw) -> str:
+def _json_text(value: msgspec.Raw) -> str:
     """JSON as it came; nothing for null."""
     return "" if bytes(value) == NULL else bytes(value).decode()
 

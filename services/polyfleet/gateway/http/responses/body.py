@@ -8,9 +8,9 @@ from typing import Literal
 import msgspec
 
 from polyfleet.gateway.http.bodies import NOTHING, NULL, Effort, Ignored, StreamOptions, Strict, Unsupported
-from polyfleet.gateway.http.decoding import decode_part
+from polyfleet.gateway.http.decoding import decode_part, refuse_unsupported
 from polyfleet.gateway.http.openai import response_format, tool_choice
-from polyfleet.gateway.http.openai.translate import template_arguments
+from polyfleet.gateway.http.openai.translate import TEXTS, template_arguments
 from polyfleet.gateway.http.stated import Placed, function_json, one_or_all, renames_of, sampling_of, stated
 from polyfleet.wire.images import Image, image_of_url
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
@@ -20,10 +20,11 @@ from polyfleet.wire.tools import MAX_TOOLS, ToolCall
 
 
 class Part(msgspec.Struct):
-    """A part of an item's content: `input_text`, `output_text` or `input_image`, by its URL."""
+    """A part of an item's content: `input_text`, `output_text`, `refusal` or `input_image`, by its URL."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
     image_url: str | None = None
 
 
@@ -55,7 +56,7 @@ class TextBody(msgspec.Struct):
     """What the text has to be."""
 
     format: msgspec.Raw = NOTHING
-    verbosity: Ignored = NOTHING
+    verbosity: Unsupported = NOTHING
 
 
 class ReasoningBody(msgspec.Struct):
@@ -89,8 +90,8 @@ class ResponsesBody(Strict, frozen=True, kw_only=True):
     reasoning: ReasoningBody | None = None
     store: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    include: list[str] | None = None  # that of logprobs alone would add to what is told
     # Without effect.
-    include: Ignored = NOTHING
     metadata: Ignored = NOTHING
     prompt_cache_key: Ignored = NOTHING
     prompt_cache_options: Ignored = NOTHING
@@ -108,6 +109,7 @@ class ResponsesBody(Strict, frozen=True, kw_only=True):
     top_logprobs: Unsupported = NOTHING
 
 
+LOGPROBS = "message.output_text.logprobs"
 RENAMES = {
     "max_tokens": "max_output_tokens",
     "messages": "input",
@@ -123,6 +125,10 @@ def responses_request(body: ResponsesBody, request_id: str) -> GenerateRequest:
         raise FieldError(
             "store", "can't be true: this server keeps no responses; send the conversation with each request"
         )
+    if LOGPROBS in (body.include or ()):
+        raise FieldError("include", f"can't have {LOGPROBS}: this server tells logprobs in chats and completions alone")
+    if body.text is not None:
+        refuse_unsupported(body.text, "text.")
     choice, names = tool_choice.read(body.tool_choice)
     check_count("tools", len(body.tools or ()), MAX_TOOLS)
     return GenerateRequest(
@@ -214,9 +220,10 @@ def _text(content: str | list[Part] | None, path: str) -> str | tuple[str | Imag
         if part.type == "input_image":
             texts.append(image_of_url(part.image_url, f"{path}[{index}].image_url"))
             continue
-        if part.type not in ("input_text", "output_text", "text") or part.text is None:
+        text = getattr(part, TEXTS.get(part.type, ""), None)
+        if text is None:
             raise FieldError(
                 f"{path}[{index}].type", f"must be input_text, output_text or input_image, not {part.type:.40}"
             )
-        texts.append(part.text)
+        texts.append(text)
     return one_or_all(texts)
