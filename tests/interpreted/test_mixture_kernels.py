@@ -53,29 +53,33 @@ def test_a_row_that_is_no_number_has_no_more_experts_than_others() -> None:
     assert shares[[0, 2]].isfinite().all()
 
 
-def mixture(count: int, hidden: int, inner: int, dtype: torch.dtype, biased: bool) -> tuple[KernelContext, Op]:
-    shapes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+def mixture(
+    count: int, hidden: int, inner: int, dtype: torch.dtype, biased: bool, gated: bool = True
+) -> tuple[KernelContext, Op]:
+    shapes = {**({"gate": (inner, hidden)} if gated else {}), "up": (inner, hidden), "down": (hidden, inner)}
     held = {name: torch.randn(count * rows, columns) / columns**0.5 for name, (rows, columns) in shapes.items()}
     biases = {f"{name}.bias": torch.randn(1, count * shape[0]) for name, shape in shapes.items()}
-    attributes = Experts(count, min(3, count), 1.5 * biased)
+    attributes = Experts(count, min(3, count), 1.5 * (biased and gated))
     names = tuple(biases) if biased else ()
     return make_context(dtype, weights=held | biases), Op(OpKind.EXPERTS, (1, 2), (3,), tuple(held), names, attributes)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(
-    ("rows", "count", "hidden", "inner", "biased"),
+    ("rows", "count", "hidden", "inner", "biased", "gated"),
     [
-        (1, 8, 128, 96, False),
-        (7, 5, 72, 40, True),
-        (50, 6, 64, 48, False),
-        (150, 2, 32, 16, True),
-        (4, 1, 48, 32, False),
+        (1, 8, 128, 96, False, True),
+        (7, 5, 72, 40, True, True),
+        (50, 6, 64, 48, False, True),
+        (150, 2, 32, 16, True, True),
+        (4, 1, 48, 32, False, True),
+        (7, 5, 72, 40, False, False),
+        (4, 1, 48, 32, True, False),
     ],
 )
-def test_experts(rows: int, count: int, hidden: int, inner: int, biased: bool, dtype: torch.dtype) -> None:
+def test_experts(rows: int, count: int, hidden: int, inner: int, biased: bool, gated: bool, dtype: torch.dtype) -> None:
     """Some rows have fewer experts than others, one of them none, and some experts no row."""
-    context, op = mixture(count, hidden, inner, dtype, biased)
+    context, op = mixture(count, hidden, inner, dtype, biased, gated)
     x, shares = torch.randn(rows, hidden).to(dtype), torch.zeros(rows, count)
     for row in range(rows):
         chosen = torch.randperm(max(1, count - 1))[: torch.randint(1, min(3, count) + 1, ())]

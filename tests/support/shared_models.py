@@ -54,7 +54,10 @@ OWN: Mapping[str, Mapping[str, Any]] = {  # what some state by names of their ow
     "gpt_bigcode": {"n_inner": 40, "num_key_value_heads": None, "multi_query": False},
     "gpt_neox": {"num_key_value_heads": 4},
     "opt": {"ffn_dim": 40, "num_key_value_heads": None},
-    "nemotron_h": {"hybrid_override_pattern": "M*", "mamba_num_heads": 8, "mamba_head_dim": 8, "sliding_window": None},
+    "nemotron_h": {
+        **{"hybrid_override_pattern": "ME*", "num_hidden_layers": 3, "mamba_num_heads": 8, "mamba_head_dim": 8},
+        **{"moe_shared_expert_intermediate_size": 16, "sliding_window": None},
+    },
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 64, "mamba_d_state": 16},
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 16},
     "lfm2": {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False},

@@ -68,7 +68,10 @@ def write_gguf(tiny: Tiny, model: Any, path: Path) -> None:
 def _apart(tensors: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
     """Tensors under the names of converters: stacks of gates and ups apart."""
     for own, tensor in tensors.items():
-        name = own.replace("model.", "backbone.") if kind == "nemotron_h" else own
+        name = own
+        if kind == "nemotron_h":
+            stacked = "mixer.experts" in own
+            name = own.replace("mixer", "mlp") if stacked else own.replace("model.", "backbone.")
         for module, known in RENAMED.items():
             name = name.replace(module, known)
         if ".experts." in name and kind == "gpt_oss":

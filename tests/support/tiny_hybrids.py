@@ -22,6 +22,16 @@ NEMOTRON = {
     **{"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "conv_kernel": 3},
     "time_step_min": 1e-9,  # which transformers takes for a bound, of prompts alone
 }
+NEMOTRON_3 = {
+    **{**NEMOTRON, "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], "n_routed_experts": 8},
+    **{"num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 48},
+    "routed_scaling_factor": 2.5,
+}
+GGUF_NEMOTRON_3 = {
+    **{**GGUF_MAMBA, "ssm.group_count": 2, "attention.head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0] * 4},
+    **{"expert_count": 8, "expert_used_count": 2, "expert_shared_count": 1, "expert_feed_forward_length": 32},
+    **{"expert_shared_feed_forward_length": 48, "expert_weights_scale": 2.5, "expert_weights_norm": True},
+}
 FALCON = {
     **{"ssm_multipliers": [0.5, 1.5, 0.7, 1.2, 0.9], "mlp_multipliers": [0.8, 1.1], "key_multiplier": 0.9},
     **{
@@ -44,6 +54,8 @@ HYBRIDS: Mapping[str, Tiny] = {
             "feed_forward_length": [0, 96, 0, 0],
         },
     ),
+    "nemotron_h, experts": Tiny("nemotron_h", NEMOTRON_3, "nemotron_h_moe", GGUF_NEMOTRON_3),
+    "nemotron_h, experts of latents": Tiny("nemotron_h", {**NEMOTRON_3, "moe_latent_size": 32, "n_group": 2}),
     "falcon_h1": Tiny("falcon_h1", {**MAMBA, **FALCON}),
     "falcon_h1, norms": Tiny(
         "falcon_h1",

@@ -57,11 +57,12 @@ def test_a_row_that_is_not_finite_spoils_no_other() -> None:
     assert shares[1].isnan().any()
 
 
-@pytest.mark.parametrize("limit", [0.0, 1.5])
-def test_experts(limit: float) -> None:
+@pytest.mark.parametrize(("limit", "gated"), [(0.0, True), (1.5, True), (0.0, False)])
+def test_experts(limit: float, gated: bool) -> None:
     """Of gpt-oss too, whose experts have biases, a steeper gate and a limit. The last expert has no rows."""
     random, count, inner, outer = np.random.default_rng(4), 5, 6, 10
     shapes: Mapping[str, tuple[int, ...]] = {"gate": (inner, outer), "up": (inner, outer), "down": (outer, inner)}
+    shapes = {name: shape for name, shape in shapes.items() if gated or name != "gate"}
     weights: dict[str, Any] = {name: random.standard_normal((count, *shape)) for name, shape in shapes.items()}
     biases: dict[str, Any] = {name: random.standard_normal((count, shape[0])) for name, shape in shapes.items()}
     x, shares = random.standard_normal((7, outer)), random.random((7, count))
@@ -75,11 +76,13 @@ def test_experts(limit: float) -> None:
     expected = np.zeros_like(x)
     for row in range(len(x)):
         for expert in range(count):
-            parts = {name: weights[name][expert] @ x[row] for name in ("gate", "up")}
+            parts = {name: weights[name][expert] @ x[row] for name in shapes if name != "down"}
             if limit:
                 parts = {name: each + biases[name][expert] for name, each in parts.items()}
                 gate, up = np.minimum(parts["gate"], limit), np.clip(parts["up"], -limit, limit)
                 inside = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+            elif not gated:
+                inside = np.maximum(parts["up"], 0) ** 2
             else:
                 inside = parts["gate"] / (1 + np.exp(-parts["gate"])) * parts["up"]
             result = weights["down"][expert] @ inside + (biases["down"][expert] if limit else 0)

@@ -40,6 +40,23 @@ NEMOTRON: dict[str, Any] = {
     "torch_dtype": "bfloat16", "transformers_version": "4.51.3", "use_bias": False, "use_cache": True,
     "use_conv_bias": True, "use_mamba_kernels": True, "vocab_size": 131072,
 }  # fmt: skip
+NEMOTRON_3: dict[str, Any] = {
+    "architectures": ["NemotronHForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "x.Y"}, "bos_token_id": 1, "chunk_size": 128, "conv_kernel": 4, "eos_token_id": 2,
+    "expand": 2, "head_dim": 128, "hidden_dropout": 0.0, "hidden_size": 2688, "initializer_range": 0.02,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "intermediate_size": 1856,
+    "layer_norm_epsilon": 1e-05, "mamba_head_dim": 64, "mamba_hidden_act": "silu", "mamba_num_heads": 64,
+    "mamba_proj_bias": False, "mamba_ssm_cache_dtype": "float32", "max_position_embeddings": 262144,
+    "mlp_bias": False, "mlp_hidden_act": "relu2", "model_type": "nemotron_h", "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712, "n_group": 1, "n_groups": 8, "n_routed_experts": 128,
+    "n_shared_experts": 1, "norm_eps": 1e-05, "norm_topk_prob": True, "num_attention_heads": 32,
+    "num_experts_per_tok": 6, "num_hidden_layers": 52, "num_key_value_heads": 2, "num_logits_to_keep": 1,
+    "pad_token_id": 0, "partial_rotary_factor": 1.0, "rescale_prenorm_residual": True, "residual_in_fp32": False,
+    "rope_theta": 10000, "routed_scaling_factor": 2.5, "sliding_window": None, "ssm_state_size": 128,
+    "tie_word_embeddings": False, "time_step_floor": 0.0001, "time_step_limit": [0.0, math.inf],
+    "time_step_max": 0.1, "time_step_min": 0.001, "topk_group": 1, "torch_dtype": "bfloat16", "use_bias": False,
+    "use_cache": True, "use_conv_bias": True, "use_mamba_kernels": True, "vocab_size": 131072,
+}  # fmt: skip
 FALCON: dict[str, Any] = {
     "architectures": ["FalconH1ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
     "attention_in_multiplier": 1.0, "attention_out_multiplier": 0.9375, "attn_layer_indices": None,
@@ -74,7 +91,10 @@ def read(folder: Path, stated: dict[str, Any]) -> Any:
     return read_config(folder)[1]
 
 
-@pytest.mark.parametrize(("stated", "parameters"), [(GRANITE, 3.19), (NEMOTRON, 8.89), (FALCON, 0.521), (BAMBA, 9.78)])
+@pytest.mark.parametrize(
+    ("stated", "parameters"),
+    [(GRANITE, 3.19), (NEMOTRON, 8.89), (NEMOTRON_3, 31.6), (FALCON, 0.521), (BAMBA, 9.78)],
+)
 def test_sizes(tmp_path: Path, stated: dict[str, Any], parameters: float) -> None:
     """So many billions, as their makers say."""
     shapes = weight_shapes(read(tmp_path, stated))
@@ -91,7 +111,12 @@ def test_sizes(tmp_path: Path, stated: dict[str, Any], parameters: float) -> Non
         (GRANITE, {"mamba_n_groups": 3}, "64 mamba heads can't share 3 groups evenly"),
         (GRANITE, {"mamba_d_conv": 1}, "mamba_d_conv must be 2 to 64"),
         (GRANITE, {"time_step_limit": [0.0, 0.5]}, r"time_step_limit = \[0.0, 0.5\] is not supported"),
-        (NEMOTRON, {"hybrid_override_pattern": "MEM*E" + "M" * 51}, "layers of experts, which have no gates here"),
+        (NEMOTRON, {"hybrid_override_pattern": "MEM*E" + "M" * 51}, "n_routed_experts is missing"),
+        (NEMOTRON_3, {"hybrid_override_pattern": "MEM*X" + "M" * 47}, "a kind of layer is none of these: Mamba 2"),
+        (NEMOTRON_3, {"num_experts_per_tok": 129}, "129 of 128 experts"),
+        (NEMOTRON_3, {"n_group": 3}, "128 experts in 3 groups"),
+        (NEMOTRON_3, {"moe_shared_expert_intermediate_size": 0}, "moe_shared_expert_intermediate_size must be 1"),
+        (NEMOTRON_3, {"moe_router_scores": "softmax"}, "moe_router_scores = 'softmax' is not supported"),
         (NEMOTRON, {"mlp_hidden_act": "silu"}, "the activation 'silu'"),
         (NEMOTRON, {"num_hidden_layers": 52}, "num_hidden_layers must be 56"),
         (NEMOTRON, {"n_groups": 7}, "128 mamba heads can't share 7 groups evenly"),

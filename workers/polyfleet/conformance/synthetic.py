@@ -59,8 +59,8 @@ def _random(shapes: Mapping[str, tuple[int, int]], seed: int) -> dict[str, Weigh
 
 
 def rare_ops(weights: Weights) -> KernelGraph:
-    """The ops of users' graphs, a mixture of one expert, latent attention of one head, and what keeps a state; but
-    argmax, whose columns are no numbers that are nearly right."""
+    """The ops of users' graphs, mixtures of one expert with a gate and without, latent attention of one head, and what
+    keeps a state; but argmax, whose columns are no numbers that are nearly right."""
     rows = {name: weights[name].rows for name in ("norm", "layers.0.q", "rare.gates", "rare.steps")}
     builder = GraphBuilder(rows, {name: weight.columns for name, weight in weights.items()})
     x = builder.embedding("embedding")
@@ -69,6 +69,7 @@ def rare_ops(weights: Weights) -> KernelGraph:
     builder.soft_cap(builder.scale(x, 0.5), 1.0)
     share = builder.route(builder.linear(x, "norm"), Route(1, 1, sigmoid=True, renormalise=False))
     builder.experts(x, share, ("layers.0.gate", "layers.0.up", "layers.0.down"), Experts(1, 1))
+    builder.experts(x, share, ("layers.0.up", "layers.0.down"), Experts(1, 1))
     latent = builder.cache(1, 2 * builder.widths[x], latent=True)
     builder.latent_write(x, x, latent)
     builder.latent_attention(x, x, latent, 1, builder.widths[x] ** -0.5, builder.widths[x])

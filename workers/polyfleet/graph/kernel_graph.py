@@ -221,9 +221,9 @@ class GraphBuilder:
         return self.record(OpKind.ROUTE, (logits,), self.widths[logits], weights, route)
 
     def experts(
-        self, x: int, shares: int, weights: tuple[str, str, str], experts: Experts, biases: tuple[str, ...] = ()
+        self, x: int, shares: int, weights: tuple[str, ...], experts: Experts, biases: tuple[str, ...] = ()
     ) -> int:
-        """The experts' gated MLPs; `weights` (and `biases`) are stacks of their gates, ups and downs."""
+        """The experts' MLPs; `weights` (and `biases`) are stacks of their gates, if any, ups and downs."""
         return self.record(OpKind.EXPERTS, (x, shares), self.widths[x], weights, experts, biases)
 
     def causal_conv(self, x: int, weight: str, taps: int, biases: tuple[str, ...] = ()) -> int:

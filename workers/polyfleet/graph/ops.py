@@ -11,8 +11,7 @@ What models record:
     mul(x, y)               -> x * y           element by element
     silu(x)                 -> x * sigmoid(x)
     sigmoid(x)              -> 1 / (1 + exp(-x))
-    relu(x)                 -> max(x, 0)
-    gelu(x)                 -> x * Φ(x)        Φ(x) = (1 + erf(x / √2)) / 2
+    relu(x), gelu(x)        -> y               max(x, 0), and x * Φ(x), where Φ(x) = (1 + erf(x / √2)) / 2
     gelu_tanh(x)            -> y               x / 2 * (1 + tanh(√(2 / π) * (x + 0.044715 x³)))
     scale(x)                -> x * factor
     soft_cap(x)             -> y               cap * tanh(x / cap)
@@ -31,7 +30,8 @@ What models record:
     route(logits)           -> shares[., E]    of each of E experts in a row: those of its top_k, 0 of all others;
                                                weights[0], if any, is added to the scores that choose
     experts(x, shares)      -> y               Σ shares[e] * (gated(x @ gate[e]ᵀ, x @ up[e]ᵀ) @ down[e]ᵀ) over experts
-                                               whose share is not 0 (+ biases); weights are stacks of all experts'
+                                               whose share is not 0 (+ biases); weights are stacks of all experts', of
+                                               which some have no gates
     causal_conv(x)          -> y               Σ weights[0][column, tap] * x of the row so many before: each column by
                                                itself, over its sequence, zeros before its start (+ biases[0])
     delta_rule(qkv, gates)  -> y[T, V·B]       the gated delta rule (arXiv 2412.06464): of each head of values a state
@@ -75,7 +75,7 @@ from typing import TypeVar
 
 @unique
 class OpKind(str, Enum):
-    """The op vocabulary; the meaning of each stands in this module's docstring."""
+    """The meaning of each stands in this module's docstring."""
 
     EMBEDDING = "embedding"
     RMS_NORM = "rms_norm"
@@ -219,7 +219,7 @@ class Route:
 @dataclass(frozen=True, slots=True)
 class Experts:
     """Of experts: gated(g, u) = silu(g) * u or, with a limit, g' * sigmoid(1.702 g') * (u' + 1), where g' is at most
-    the limit and u' within ±limit.
+    the limit and u' within ±limit; without gates max(u, 0)².
     """
 
     count: int

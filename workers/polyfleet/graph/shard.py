@@ -178,11 +178,11 @@ class _Sharding:
     def _experts(self, op: Op) -> Iterator[Op]:
         """Each expert's gate and up by rows, its down by columns; biases of down count once."""
         count = of(op, Experts).count
-        gate, up = (self._share(each, count, by_rows=True) for each in op.weights[:2])
-        weights = (gate, up, self._share(op.weights[2], count, by_rows=False))
-        biases = tuple(self._share(each, count, by_rows=True) for each in op.biases[:2])
+        weights = tuple(self._share(each, count, by_rows=True) for each in op.weights[:-1])
+        weights += (self._share(op.weights[-1], count, by_rows=False),)
+        biases = tuple(self._share(each, count, by_rows=True) for each in op.biases[:-1])
         biases += tuple(
-            each if self.rank == 0 else self._share(each, count, by_rows=True, zeros=True) for each in op.biases[2:]
+            each if self.rank == 0 else self._share(each, count, by_rows=True, zeros=True) for each in op.biases[-1:]
         )
         partial = self._value(self.widths[op.outputs[0]])
         yield replace(op, outputs=(partial,), weights=weights, biases=biases)

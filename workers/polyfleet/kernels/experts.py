@@ -41,6 +41,11 @@ def gated(gate: Tensor, up: Tensor, limit: float) -> Tensor:
     return gate * torch.sigmoid(STEEPNESS * gate) * (up + 1)
 
 
+def squared(inner: Tensor) -> Tensor:
+    """What experts without gates make of their rows: the square of what is over 0."""
+    return inner.relu().square()
+
+
 def bind_route(op: Op, context: KernelContext) -> Kernel:
     """logits -> shares."""
     attributes = of(op, Route)
@@ -60,9 +65,9 @@ def bind_experts(op: Op, context: KernelContext) -> Kernel:
         taken = shares != 0
         for expert in taken.any(0).nonzero().flatten().tolist():
             rows = taken[:, expert].nonzero().flatten()
-            gate, up, down = ((stack[expert], bias[expert] if biases else None) for stack, bias in pairs)
-            inner = x.index_select(0, rows)
-            inner = gated(F.linear(inner, *gate), F.linear(inner, *up), attributes.limit)
+            *enter, down = ((stack[expert], bias[expert] if biases else None) for stack, bias in pairs)
+            entered = [F.linear(x.index_select(0, rows), *each) for each in enter]
+            inner = gated(entered[0], entered[-1], attributes.limit) if len(entered) == 2 else squared(entered[0])
             part = F.linear(inner, *down).float() * shares[rows, expert].unsqueeze(1)
             out.index_add_(0, rows, part)
         return out.to(x.dtype)

@@ -131,7 +131,8 @@ def gguf_sizes(keys: GgufKeys) -> dict[str, Any]:
     for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
         stated = fields.values.get(fields.prefix + key)
         if isinstance(stated, list):
-            values[fields.prefix + key] = max((each for each in stated if isinstance(each, int)), default=0)
+            fields.read.add(fields.prefix + key)
+            values[fields.prefix + key] = max((each for each in stated if isinstance(each, int)), default=0) or None
     return replace(keys, fields=replace(fields, values=values)).sizes()
 
 

@@ -141,19 +141,30 @@ class Recorder:
         gated = self.graph.mul(gate, self.linear(x, f"{names}up", inner, bias=bias))
         return self.linear(gated, f"{names}down", self._config.hidden_size, bias=bias)
 
-    def plain_mlp(self, x: int, activate: Callable[[int], int], *, bias: bool = False) -> int:
-        """down(activate(up(x)))."""
-        inner = activate(self.linear(x, "up", self._config.intermediate_size, bias=bias))
-        return self.linear(inner, "down", self._config.hidden_size, bias=bias)
+    def plain_mlp(
+        self, x: int, activate: Callable[[int], int], *, bias: bool = False, names: str = "", size: int = 0
+    ) -> int:
+        """down(activate(up(x))), of the configuration's size or another; `names` stands before theirs."""
+        inner = activate(self.linear(x, f"{names}up", size or self._config.intermediate_size, bias=bias))
+        return self.linear(inner, f"{names}down", self._config.hidden_size, bias=bias)
 
     def experts(
-        self, x: int, shares: int, count: int, size: int, top_k: int, *, names: str = "experts.", limit: float = 0.0
+        self,
+        x: int,
+        shares: int,
+        count: int,
+        size: int,
+        top_k: int,
+        *,
+        names: str = "experts.",
+        limit: float = 0.0,
+        gated: bool = True,
     ) -> int:
-        """So many gated MLPs of `size`, weighed by `shares`. With a limit they have biases."""
-        hidden = self._config.hidden_size
-        gate, up = (self._weight(f"{names}{part}", count * size, hidden) for part in ("gate", "up"))
-        weights = gate, up, self._weight(f"{names}down", count * hidden, size)
-        sizes = {"gate": size, "up": size, "down": hidden} if limit else {}
+        """So many MLPs of `size`, weighed by `shares`. With a limit they have biases; without gates, squares."""
+        hidden, enter = self.graph.widths[x], ("gate", "up") if gated else ("up",)
+        weights = tuple(self._weight(f"{names}{part}", count * size, hidden) for part in enter)
+        weights += (self._weight(f"{names}down", count * hidden, size),)
+        sizes = {**dict.fromkeys(enter, size), "down": hidden} if limit else {}
         biases = tuple(self._weight(f"{names}{part}.bias", 1, count * each) for part, each in sizes.items())
         return self.graph.experts(x, shares, weights, Experts(count, top_k, limit), biases)
 

@@ -124,7 +124,7 @@ NEMOTRON = replace(
     read_folder=_read_nemotron,
     record=_record_nemotron,
     folder_names=names.folder(norm_offset=1.0),
-    notes="Minitron too; newer ones of another architecture are not",
+    notes="Minitron too; newer ones are Nemotron-H",
 )
 STABLELM = replace(
     STARCODER2,

@@ -51,10 +51,9 @@ def test_routes(instruction_set: str, name: str, corrected: bool) -> None:
     np.testing.assert_allclose(rig.all_rows(20), expected.numpy(), rtol=1e-4, atol=1e-6)
 
 
-def mixture(experts: Experts, biased: bool = False) -> Record:
+def mixture(experts: Experts, names: tuple[str, ...], biases: tuple[str, ...]) -> Record:
     def record(graph: FusedBuilder, x: int) -> int:
-        shares = graph.route(graph.linear(x, "router"), ROUTE)
-        return graph.experts(x, shares, ("gate", "up", "down"), experts, ("gate.b", "up.b", "down.b") if biased else ())
+        return graph.experts(x, graph.route(graph.linear(x, "router"), ROUTE), names, experts, biases)
 
     return record
 
@@ -69,25 +68,30 @@ def stacks(form: WeightFormat) -> list[Weight]:
     return [*found, *(dense(name, numbers.astype(np.float32)) for name, numbers in biases)]
 
 
-def in_torch(rows: NDArray[np.float32], weights: list[Weight], experts: Experts, biased: bool) -> NDArray[np.float32]:
+def in_torch(
+    rows: NDArray[np.float32], weights: list[Weight], experts: Experts, names: tuple[str, ...], biases: tuple[str, ...]
+) -> NDArray[np.float32]:
     held, x = by_name(*weights), torch.from_numpy(rows)
     context = replace(make_context(), weights=held)
-    names = ("gate", "up", "down")
-    biases = tuple(f"{name}.b" for name in names) if biased else ()
     op = Op(OpKind.EXPERTS, (1, 2), (3,), names, biases, experts)
     shares = route(x @ held["router"].data.T, ROUTE)
     found: NDArray[np.float32] = bind_experts(op, context)(make_step([(1, 0)]), x, shares).numpy()
     return found
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_experts_of_every_format(instruction_set: str, form: WeightFormat) -> None:
-    """In steps of one row, of few, and of so many that an expert's rows are cut."""
-    experts, weights = Experts(COUNT, ROUTE.top_k, 2.0 if form is WeightFormat.Q8_0 else 0.0), stacks(form)
-    biased = experts.limit > 0
+@pytest.mark.parametrize(
+    ("form", "gated"), [*((form, True) for form in FORMS), (WeightFormat.F32, False), (WeightFormat.Q8_0, False)]
+)
+def test_experts_of_every_format(instruction_set: str, form: WeightFormat, gated: bool) -> None:
+    """In steps of one row, of few, and of so many that an expert's rows are cut. Those of Q8_0 have biases."""
+    quantised, weights = form is WeightFormat.Q8_0, stacks(form)
+    experts = Experts(COUNT, ROUTE.top_k, 2.0 if quantised and gated else 0.0)
+    names = ("gate", "up", "down") if gated else ("up", "down")
+    biases = tuple(f"{name}.b" for name in names) if quantised else ()
     rows = np.random.default_rng(1).standard_normal((max(ROWS), OUTER), dtype=np.float32)
-    expected = in_torch(rows, weights, experts, biased)
-    rig = Rig(rows, mixture(experts, biased), *weights, instruction_set=instruction_set, num_blocks=13, wide=True)
+    expected = in_torch(rows, weights, experts, names, biases)
+    record = mixture(experts, names, biases)
+    rig = Rig(rows, record, *weights, instruction_set=instruction_set, num_blocks=13, wide=True)
     alone = rig.all_rows(1)
     for count in ROWS:
         found = rig.all_rows(count)

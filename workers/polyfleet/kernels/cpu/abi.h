@@ -35,7 +35,7 @@ enum PfStageKind : int32_t {
     PF_LATENT_WRITE,  // input and residual side by side go to the cache, as key and as value
     PF_ROUTE,       // output[., experts] = shares of input = logits; the only operand, if any, is the weight that corrects
     PF_EXPERTS,     // output = the sum over experts of residual[., expert] * down(gated(gate(input), up(input))); operands:
-                    // stacks of all experts' gates, ups and downs; `factor` is the limit
+                    // stacks of all experts' gates, ups and downs, or of ups and downs without gates; `factor` is the limit
     PF_ARGMAX,      // output = the column of the largest number of input, the first of equal ones or the first NaN
     PF_SIGMOID,     // output = 1 / (1 + exp(-input))
     PF_CAUSAL_CONV, // output = input over its sequence's last `width` rows, by the weight `norm` [column][tap], and

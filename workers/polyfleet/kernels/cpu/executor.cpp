@@ -234,16 +234,17 @@ void Executor::compile_heads(Stage &stage, const int32_t *operands) {
 }
 
 void Executor::compile_experts(Stage &stage, const int32_t *operands) {
-    auto packed = [&](int i) { return &weights_[(size_t)operands[i]].packed; };
+    const int stacks = stage.at.num_operands, up = stacks - 2;  // the gates' stack is the first of three
+    auto packed = [&](int i) { return i < 0 ? nullptr : &weights_[(size_t)operands[i]].packed; };
     auto bias = [&](int i) {
-        const int32_t weight = operands[3 + i];
+        const int32_t weight = i < 0 ? -1 : operands[stacks + i];
         return weight < 0 ? nullptr : (const float *)weights_[(size_t)weight].source.data;
     };
-    stage.gate = packed(0), stage.up = packed(1), stage.down = packed(2);
-    stage.gate_bias = bias(0), stage.up_bias = bias(1), stage.down_bias = bias(2);
-    stage.columns = stage.gate->columns;
-    stage.quantised = stage.gate->blocks || stage.up->blocks;
-    stage.bf16 = kernels_.round_bf16 && (stage.gate->kind == PACKED_BF16 || stage.up->kind == PACKED_BF16);
+    stage.gate = packed(up - 1), stage.up = packed(up), stage.down = packed(up + 1);
+    stage.gate_bias = bias(up - 1), stage.up_bias = bias(up), stage.down_bias = bias(up + 1);
+    stage.columns = stage.up->columns;
+    stage.quantised = (stage.gate && stage.gate->blocks) || stage.up->blocks;
+    stage.bf16 = kernels_.round_bf16 && ((stage.gate && stage.gate->kind == PACKED_BF16) || stage.up->kind == PACKED_BF16);
     widest_ = std::max(widest_, (int)row_stride(stage.columns, BLOCK));
     inside_width_ = std::max(inside_width_, (int)row_stride(stage.down->columns, BLOCK));
     most_visits_ = std::max(most_visits_, stage.at.top_k);

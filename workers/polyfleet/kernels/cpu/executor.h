@@ -34,7 +34,7 @@ struct Stage {
     int unit = 1, units = 0;
     int columns = 0;  // entering a linear
     bool quantised = false, dense = false, bf16 = false;  // what its weights read
-    const Packed *gate = nullptr, *up = nullptr, *down = nullptr;  // of experts; `gate` of heads
+    const Packed *gate = nullptr, *up = nullptr, *down = nullptr;  // of experts, `up` alone without gates; `gate` of heads
     const float *gate_bias = nullptr, *up_bias = nullptr, *down_bias = nullptr;
     std::vector<int32_t> sites;  // of an adapt: its operands
 };

@@ -60,6 +60,10 @@ void gate_tile(float *gate, const float *up, int count, float limit) {
     }
 }
 
+void square_tile(float *tile, int count) {
+    for (int i = 0; i < count * GROUP; i++) tile[i] = tile[i] < 0 ? 0 : tile[i] * tile[i];
+}
+
 void add_bias(float *tile, int count, const float *bias) {
     if (!bias) return;
     for (int i = 0; i < count; i++)
@@ -146,7 +150,7 @@ Rows Executor::gather(const Stage &stage, const Visits &visits, const Entering &
 // Gates and ups: a piece is some groups of 16 columns inside one expert, for all rows that go to it.
 void Executor::enter_experts(const Stage &stage, std::atomic<int> &claimed, int thread) {
     Scratch &scratch = scratch_[(size_t)thread];
-    const int groups = stage.gate->groups / stage.at.experts, units = groups * (int)state_.visited.size();
+    const int groups = stage.up->groups / stage.at.experts, units = groups * (int)state_.visited.size();
     const int step = std::max(1, units / (UNITS_PER_THREAD * pool_.size()));
     int gathered = -1;
     Rows rows = {};
@@ -159,12 +163,14 @@ void Executor::enter_experts(const Stage &stage, std::atomic<int> &claimed, int 
             gathered = at;
             const int first = visits.in_place ? state_.visits[(size_t)visits.first].row : 0, count = visits.count;
             const int group = visits.expert * groups + inside;
-            float *gate = scratch.tile, *up = gate + count * GROUP;
-            const Outputs both[2] = {{stage.gate, group, gate}, {stage.up, group, up}};
-            multiply(both, 2, rows, first, count, GROUP);
-            add_bias(gate, count, stage.gate_bias ? stage.gate_bias + group * GROUP : nullptr);
+            float *up = scratch.tile, *gate = stage.gate ? up + count * GROUP : up;
+            const Outputs both[2] = {{stage.up, group, up}, {stage.gate, group, gate}};
+            multiply(both, stage.gate ? 2 : 1, rows, first, count, GROUP);
             add_bias(up, count, stage.up_bias ? stage.up_bias + group * GROUP : nullptr);
-            if (stage.at.factor > 0)
+            if (stage.gate) add_bias(gate, count, stage.gate_bias ? stage.gate_bias + group * GROUP : nullptr);
+            if (!stage.gate)
+                square_tile(up, count);
+            else if (stage.at.factor > 0)
                 gate_tile(gate, up, count, stage.at.factor);
             else
                 kernels_.silu_mul(gate, up, count * GROUP, gate);

@@ -59,7 +59,7 @@ def step_bytes(graph: KernelGraph, weights: Weights, widths: Iterable[int], rows
     mixtures = [op for op in graph.ops if op.kind is OpKind.EXPERTS]
     entering = row_stride(max(columns, default=1), BLOCK)
     entering += max((of(op, Experts).top_k for op in mixtures), default=0) * max(
-        (row_stride(weights[op.weights[2]].columns, BLOCK) for op in mixtures), default=0
+        (row_stride(weights[op.weights[-1]].columns, BLOCK) for op in mixtures), default=0
     )
     return rows * (SINGLE * (sum(map(row_stride, widths)) + entering + 2 * entering // GROUP) + (HALF + 1) * entering)
 

@@ -62,12 +62,12 @@ def tile_of(counts, tile, EXPERTS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.
 def experts_kernel(
     x, matrices, others, biases, other_biases, counts, lists, out, rows, limit,
     K: tl.constexpr, N: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr, PAIRS: tl.constexpr,
-    BLOCK: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
-    LIMITED: tl.constexpr,
+    BLOCK: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, GATED: tl.constexpr, SQUARED: tl.constexpr,
+    BIASED: tl.constexpr, LIMITED: tl.constexpr,
 ):  # fmt: skip
     """`out` [pairs, N] of x [pairs / PAIRS, K] and each pair's own of `matrices` [E, N, K]: of one tile, BLOCK columns.
 
-    GATED: the products gate those with `others`.
+    GATED: the products gate those with `others`. SQUARED: what is over 0 is squared, all else 0.
     """
     expert, first, count = tile_of(counts, tl.program_id(0), EXPERTS, PADDED, ROWS)
     if expert >= EXPERTS:
@@ -112,6 +112,9 @@ def experts_kernel(
             result = ((gate * slope).to(dtype).to(tl.float32) * (up + 1.0).to(dtype).to(tl.float32)).to(dtype)
         else:
             result = ((gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up).to(dtype)
+    if SQUARED:
+        kept = tl.where(result < 0, 0.0, result.to(tl.float32))
+        result = (kept * kept).to(dtype)
     tl.store(out + pair[None, :] * N + output[:, None], result, mask=mine[None, :] & inside[:, None])
 
 
@@ -132,10 +135,10 @@ def sum_kernel(parts, numbers, amounts, out, WIDTH: tl.constexpr, COLUMNS: tl.co
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Stacks [E, N, K] of gates, of what they gate and of what leads back, and biases [E, N] of these, if any."""
+    """Stacks [E, N, K] of gates (or none), of what they gate and of what leads back, and biases [E, N], if any."""
 
     attributes: Experts
-    stacks: tuple[Tensor, Tensor, Tensor]
+    stacks: tuple[Tensor, ...]
     biases: tuple[Tensor | None, ...]
     cuts: tuple[Cut, ...]
 
@@ -150,21 +153,21 @@ def bind_experts(op: Op, context: KernelContext) -> Kernel:
     attributes = of(op, Experts)
     columns = [context.weights[name].columns for name in op.weights]
     shapes = [(attributes.count, -1, each) for each in columns]
-    gate, up, down = (context.dense(name).view(shape) for name, shape in zip(op.weights, shapes, strict=True))
-    biases = tuple(context.vector(name) for name in op.biases) or (None, None, None)
-    mixture = Mixture(attributes, (gate, up, down), biases, tuning(context.device).experts)
+    stacks = tuple(context.dense(name).view(shape) for name, shape in zip(op.weights, shapes, strict=True))
+    biases = tuple(context.vector(name) for name in op.biases) or (None,) * len(stacks)
+    mixture = Mixture(attributes, stacks, biases, tuning(context.device).experts)
     return lambda step, x, shares: mixed(mixture, step, x.contiguous(), shares.contiguous())
 
 
 def mixed(mixture: Mixture, step: Step, x: Tensor, shares: Tensor) -> Tensor:
     """y [rows, H] of x [rows, H] and shares [rows, E]."""
-    attributes, (gate, up, down), rows = mixture.attributes, mixture.stacks, len(x)
+    attributes, (*enter, down), rows = mixture.attributes, mixture.stacks, len(x)
     experts, top_k, device = attributes.count, attributes.top_k, x.device
     counts = torch.zeros(experts, dtype=torch.int32, device=device)
     lists = torch.empty((experts, rows), dtype=torch.int32, device=device)
     numbers = torch.empty(rows, dtype=torch.int32, device=device)
     amounts = torch.empty((rows, top_k), dtype=torch.float32, device=device)
-    inner = torch.empty((rows * top_k, gate.shape[1]), dtype=x.dtype, device=device)
+    inner = torch.empty((rows * top_k, down.shape[2]), dtype=x.dtype, device=device)
     parts = torch.empty((rows * top_k, down.shape[1]), dtype=x.dtype, device=device)
     out = torch.empty_like(x)
     placed = len(step.places) == rows  # else some rows alone are wanted, none of which is padding
@@ -172,8 +175,8 @@ def mixed(mixture: Mixture, step: Step, x: Tensor, shares: Tensor) -> Tensor:
     list_kernel[(rows,)](
         *(shares, step.places, counts, lists, numbers, amounts, rows, *sizes, top_k, placed), num_warps=1
     )
-    _products(mixture, (counts, lists), x, (gate, up), mixture.biases[:2], inner)
-    _products(mixture, (counts, lists), inner, (down,), mixture.biases[2:], parts)
+    _products(mixture, (counts, lists), x, tuple(enter), mixture.biases[:-1], inner)
+    _products(mixture, (counts, lists), inner, (down,), mixture.biases[-1:], parts)
     sum_kernel[(rows, triton.cdiv(down.shape[1], COLUMNS))](
         *(parts, numbers, amounts, out, down.shape[1], COLUMNS, top_k), num_warps=4
     )
@@ -188,8 +191,9 @@ def _products(
     biases: tuple[Tensor | None, ...],
     out: Tensor,
 ) -> None:
-    """`out` of each pair: gated where there are two stacks."""
+    """`out` of each pair: gated where there are two stacks, squared where one enters."""
     attributes, gated, pairs = mixture.attributes, len(stacks) == 2, len(out)
+    entering = stacks[-1] is not mixture.stacks[-1]
     experts, outputs, columns = stacks[0].shape
     cut = next((each for each in mixture.cuts if each.rows * experts >= 2 * pairs), mixture.cuts[-1])
     block = cut.block // 2 if gated else cut.block
@@ -199,8 +203,8 @@ def _products(
         step //= 2
     experts_kernel[(tiles, triton.cdiv(outputs, block))](
         *(x, stacks[0], stacks[-1], biases[0], biases[-1], *listed, out, listed[1].shape[1], attributes.limit),
-        *(columns, outputs, experts, mixture.padded, attributes.top_k if gated else 1, block, step, cut.rows),
-        *(gated, biases[0] is not None, attributes.limit > 0),
+        *(columns, outputs, experts, mixture.padded, attributes.top_k if entering else 1, block, step, cut.rows),
+        *(gated, entering and not gated, biases[0] is not None, attributes.limit > 0),
         num_warps=cut.warps,
         num_stages=cut.stages,
     )
