@@ -234,6 +234,19 @@ TINY: Mapping[str, Tiny] = {
     "exaone": Tiny("exaone", {}, "exaone", rewrite=as_published_exaone),
     "exaone, written by transformers": Tiny("exaone", {}),
     "mistral, ministral 3": Tiny("ministral3", {"head_dim": 16, "rope_parameters": SHARPENED}),
+    "llama4": Tiny(
+        "llama4_text",
+        {
+            **{"num_local_experts": 4, "intermediate_size": 32, "intermediate_size_mlp": 96, "head_dim": 16},
+            **{"interleave_moe_layer_step": 2, "attention_chunk_size": CONTEXT, "floor_scale": CONTEXT + 1},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        "llama4",
+        {
+            **{"expert_count": 4, "expert_used_count": 1, "expert_feed_forward_length": 32, "feed_forward_length": 96},
+            "interleave_moe_layer_step": 2,
+        },
+    ),
     "glm4": Tiny("glm4", {"head_dim": 16}, "glm4", {"rope.dimension_count": 8}),
     "glm": Tiny("glm", {"head_dim": 16}),
     **HYBRIDS,

@@ -80,6 +80,11 @@ def _apart(tensors: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
             for number, part in enumerate(parts):
                 each = tensor[..., number :: len(parts)]
                 yield stem.replace("gate_up", part) + (".bias" if bias else ".weight"), each if bias else each.mT
+        elif "experts.gate_up" in name and kind == "llama4_text":
+            for part, each in zip(("gate", "up"), tensor.chunk(2, dim=-1), strict=True):
+                yield name.replace("gate_up", part) + ".weight", each.mT
+        elif ".experts.down" in name and kind == "llama4_text":
+            yield name + ".weight", tensor.mT
         elif kind == "gpt2" and ".c_" in name and tensor.dim() == 2:
             yield name, tensor.T
         elif "query_key_value" in name:  # of 4 heads

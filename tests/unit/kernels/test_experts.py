@@ -57,8 +57,10 @@ def test_a_row_that_is_not_finite_spoils_no_other() -> None:
     assert shares[1].isnan().any()
 
 
-@pytest.mark.parametrize(("limit", "gated"), [(0.0, True), (1.5, True), (0.0, False)])
-def test_experts(limit: float, gated: bool) -> None:
+@pytest.mark.parametrize(
+    ("limit", "gated", "early"), [(0.0, True, False), (1.5, True, False), (0.0, False, False), (0.0, True, True)]
+)
+def test_experts(limit: float, gated: bool, early: bool) -> None:
     """Of gpt-oss too, whose experts have biases, a steeper gate and a limit. The last expert has no rows."""
     random, count, inner, outer = np.random.default_rng(4), 5, 6, 10
     shapes: Mapping[str, tuple[int, ...]] = {"gate": (inner, outer), "up": (inner, outer), "down": (outer, inner)}
@@ -70,13 +72,15 @@ def test_experts(limit: float, gated: bool) -> None:
     held = {name: torch.tensor(each, dtype=torch.float32).flatten(0, 1) for name, each in weights.items()}
     held |= {f"{name}.bias": torch.tensor(each, dtype=torch.float32).flatten() for name, each in biases.items()}
     names = tuple(f"{name}.bias" for name in shapes) if limit else ()
-    op = Op(OpKind.EXPERTS, (1, 2), (3,), tuple(shapes), names, Experts(count, count, limit))
+    op = Op(OpKind.EXPERTS, (1, 2), (3,), tuple(shapes), names, Experts(count, count, limit, early))
     step, context = make_step([(7, 0)]), make_context(weights=held)
     found = bind_experts(op, context)(step, *(torch.tensor(each, dtype=torch.float32) for each in (x, shares)))
     expected = np.zeros_like(x)
     for row in range(len(x)):
         for expert in range(count):
             parts = {name: weights[name][expert] @ x[row] for name in shapes if name != "down"}
+            if early:
+                parts = {name: shares[row, expert] * each for name, each in parts.items()}
             if limit:
                 parts = {name: each + biases[name][expert] for name, each in parts.items()}
                 gate, up = np.minimum(parts["gate"], limit), np.clip(parts["up"], -limit, limit)
@@ -86,5 +90,5 @@ def test_experts(limit: float, gated: bool) -> None:
             else:
                 inside = parts["gate"] / (1 + np.exp(-parts["gate"])) * parts["up"]
             result = weights["down"][expert] @ inside + (biases["down"][expert] if limit else 0)
-            expected[row] += shares[row, expert] * result
+            expected[row] += result if early else shares[row, expert] * result
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)

@@ -84,6 +84,28 @@ TRINITY: dict[str, Any] = {
     "score_func": "sigmoid", "sliding_window": 4096, "tie_word_embeddings": False, "topk_group": 1,
     "use_cache": True, "use_grouped_mm": True, "vocab_size": 200192,
 }  # fmt: skip
+LLAMA_4: dict[str, Any] = {
+    "architectures": ["Llama4ForConditionalGeneration"], "boi_token_index": 200080, "eoi_token_index": 200081,
+    "image_token_index": 200092, "model_type": "llama4", "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "text_config": {
+        "attention_bias": False, "attention_chunk_size": 8192, "attention_dropout": 0.0, "attn_scale": 0.1,
+        "attn_temperature_tuning": 4, "bos_token_id": 200000, "eos_token_id": [200001, 200007, 200008],
+        "floor_scale": 8192, "for_llm_compressor": False, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+        "initializer_range": 0.02, "interleave_moe_layer_step": 1, "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384, "max_position_embeddings": 10485760, "model_type": "llama4_text",
+        "no_rope_layers": [], "num_attention_heads": 40, "num_experts_per_tok": 1, "num_hidden_layers": 48,
+        "num_key_value_heads": 8, "num_local_experts": 16, "output_router_logits": False, "pad_token_id": 200018,
+        "rms_norm_eps": 1e-05, "rope_scaling": {
+            "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0,
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True, "use_qk_norm": True,
+        "vocab_size": 202048,
+    },
+    "vision_config": {"hidden_size": 1408},
+}  # fmt: skip
+LLAMA_4_TEXT = {**LLAMA_4["text_config"], "architectures": ["Llama4ForCausalLM"]}
 K_EXAONE: dict[str, Any] = {
     "architectures": ["ExaoneMoEForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "dtype": "bfloat16",
     "eos_token_id": 53, "first_k_dense_replace": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 6144,
@@ -112,6 +134,7 @@ def read(folder: Path, stated: dict[str, Any]) -> Any:
         (GLM_FLASH, 29.9),
         (EXAONE, 7.82),
         (K_EXAONE, 236.6),
+        (LLAMA_4, 107.8),  # the text part of 109
     ],
 )
 def test_sizes(tmp_path: Path, stated: dict[str, Any], parameters: float) -> None:
@@ -131,6 +154,10 @@ def test_what_they_mean(tmp_path: Path) -> None:
     trinity = read(tmp_path, TRINITY)
     assert (trinity.windows, trinity.turning) == ((4096, 4096, 4096, 0) * 2, (True, True, True, False) * 2)
     assert (trinity.embedding_scale, trinity.route.scale, trinity.dense) == (3072**0.5, 2.448, (0, 1, 2, 3, 4, 5))
+    llama = read(tmp_path, LLAMA_4)
+    assert (llama.context_length, llama.dense, llama.turning[:4]) == (8191, (), (True, True, True, False))
+    maverick = read(tmp_path, LLAMA_4_TEXT | {"interleave_moe_layer_step": 2, "attn_temperature_tuning": False})
+    assert (maverick.context_length, maverick.dense[:3]) == (8192, (0, 2, 4))
     minimax = read(tmp_path, MINIMAX)
     assert len(minimax.inverse_frequencies) == 32, "half of a head turns"
     assert (minimax.route.sigmoid, minimax.correction) == (True, True)
@@ -169,6 +196,11 @@ def test_queries_that_grow_with_their_position_are_served_where_they_do_not(tmp_
         (K_EXAONE, {"topk_method": "own"}, "topk_method 'own'"),
         (K_EXAONE, {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
         (K_EXAONE, {"num_experts_per_tok": 129}, "129 of 128 experts"),
+        (LLAMA_4_TEXT, {"num_experts_per_tok": 17}, "17 of 16 experts"),
+        (LLAMA_4_TEXT, {"no_rope_layers": [1, 1]}, "no_rope_layers must have a number for each of 48 layers"),
+        (LLAMA_4_TEXT, {"layer_types": ["full_attention"] * 48}, "layer_types must name chunked_attention"),
+        (LLAMA_4_TEXT, {"moe_layers": [1, 48]}, "moe_layers must be some of 0 to 47"),
+        (LLAMA_4_TEXT, {"expert_bias": True}, "expert_bias = True is not supported"),
         (GLM_FLASH, {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
     ],
 )

@@ -9,8 +9,7 @@ What models record:
     linear(x)               -> y[., Σ rows]    x @ Wᵀ for each weight, results side by side (+ biases)
     add(x, y)               -> x + y
     mul(x, y)               -> x * y           element by element
-    silu(x)                 -> x * sigmoid(x)
-    sigmoid(x)              -> 1 / (1 + exp(-x))
+    silu(x), sigmoid(x)     -> y               x * sigmoid(x), and 1 / (1 + exp(-x))
     relu(x), gelu(x)        -> y               max(x, 0), and x * Φ(x), where Φ(x) = (1 + erf(x / √2)) / 2
     gelu_tanh(x)            -> y               x / 2 * (1 + tanh(√(2 / π) * (x + 0.044715 x³)))
     scale(x)                -> x * factor
@@ -225,6 +224,7 @@ class Experts:
     count: int
     top_k: int  # shares of a row that are not 0, at most
     limit: float = 0.0
+    early: bool = False  # whether shares count in what gates and ups come to; else in what downs do
 
 
 @dataclass(frozen=True, slots=True)

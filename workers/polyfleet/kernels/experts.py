@@ -66,10 +66,13 @@ def bind_experts(op: Op, context: KernelContext) -> Kernel:
         for expert in taken.any(0).nonzero().flatten().tolist():
             rows = taken[:, expert].nonzero().flatten()
             *enter, down = ((stack[expert], bias[expert] if biases else None) for stack, bias in pairs)
+            share = shares[rows, expert].unsqueeze(1)
             entered = [F.linear(x.index_select(0, rows), *each) for each in enter]
+            if attributes.early:
+                entered = [(each * share).to(x.dtype) for each in entered]
             inner = gated(entered[0], entered[-1], attributes.limit) if len(entered) == 2 else squared(entered[0])
-            part = F.linear(inner, *down).float() * shares[rows, expert].unsqueeze(1)
-            out.index_add_(0, rows, part)
+            part = F.linear(inner, *down).float()
+            out.index_add_(0, rows, part if attributes.early else part * share)
         return out.to(x.dtype)
 
     return kernel

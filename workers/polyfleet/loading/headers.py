@@ -12,6 +12,7 @@ from polyfleet.models.architecture import TensorNames
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.errors import ModelFileError
 from polyfleet.models.mixture import MixtureConfig
+from polyfleet.models.recorder import ONES
 from polyfleet.models.registry import weight_shapes
 
 MAX_HEADER_BYTES = 100_000_000  # as the format's own library allows
@@ -116,7 +117,8 @@ def check_tensors(path: str, config: ModelConfig, names: TensorNames, sides: Sid
             raise ModelFileError(f"{path}: {wrong[name]}")
         parts = [f"{name}[{number}]" for number in range(experts)]
         gap = next((each for each in parts if each not in present), "") if present.intersection(parts) else name
-        if gap and name not in present and not (name == "score" and config.score_tokens):
+        made = name.startswith(ONES) or (name == "score" and config.score_tokens)  # of none, or of others
+        if gap and name not in present and not made:
             raise ModelFileError(f"{path}: the tensor for {gap!r} is missing")
 
 

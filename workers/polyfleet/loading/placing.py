@@ -14,7 +14,7 @@ from polyfleet.models.falcon_h1 import FalconH1Config
 from polyfleet.models.latent import LatentConfig
 from polyfleet.models.mixture import MixtureConfig
 from polyfleet.models.qwen3_next import DeltaConfig
-from polyfleet.models.recorder import Shapes
+from polyfleet.models.recorder import ONES, Shapes
 from polyfleet.models.registry import weight_shapes
 
 # Weights whose rows, or columns of a vector, are those of turning heads.
@@ -47,9 +47,14 @@ def place_all(
     if head is not None and "embedding" in weights and _differ(head, weights["embedding"]):
         weights[TIED_HEAD] = head
     _stack(weights)
+    weights.update((name, _ones(name, columns)) for name, (_, columns) in shapes.items() if name.startswith(ONES))
     if config.segments > 1:
         _tell_segments(weights, config)
     return weights
+
+
+def _ones(name: str, columns: int) -> Weight:
+    return Weight(name, WeightFormat.F32, 1, columns, torch.ones(1, columns))
 
 
 class _Drafting:

@@ -16,6 +16,7 @@ PARTS: Mapping[str, str] = {  # by the folder's class that of its text part
     "Idefics3ForConditionalGeneration": "LlamaForCausalLM",
     "KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM",
     "Kimi_K25ForConditionalGeneration": "DeepseekV3ForCausalLM",
+    "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
     "Lfm2VlForConditionalGeneration": "Lfm2ForCausalLM",
     "Mistral3ForConditionalGeneration": "MistralForCausalLM",
     "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",

@@ -100,8 +100,8 @@ def _linear(given: _Given) -> StatedRope:
 def _llama3(given: _Given) -> StatedRope:
     rope = given.rope
     low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
-    if low >= high:
-        raise rope.error(f"low_freq_factor must be below high_freq_factor, not {low} and {high}")
+    if low > high:
+        raise rope.error(f"low_freq_factor must not be over high_freq_factor, as {low} and {high} are")
     context = rope.positive("original_max_position_embeddings")
     return StatedRope(scale_llama3(given.frequencies, Llama3Scaling(rope.positive("factor"), low, high, context)))
 

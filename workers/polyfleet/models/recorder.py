@@ -7,6 +7,7 @@ from polyfleet.graph.ops import DeltaRule, Experts, Lookup, OpKind, Rope, Route,
 from polyfleet.models.config import ModelConfig
 
 Shapes = dict[str, tuple[int, int]]
+ONES = "ones."  # how the names of vectors begin that no file has
 
 
 class Recorder:
@@ -56,6 +57,12 @@ class Recorder:
             return self.layer_norm(x, name)
         weight, wide = self._weight(name, 1, width or self.graph.widths[x]), self._config.wide_norms and not narrow
         return self.graph.rms_norm(x, weight, eps or self._config.norm_eps, width, wide=wide)
+
+    def unit_norm(self, x: int, width: int) -> int:
+        """RMS norm of each `width` columns without a weight of the model's: of ones, which loading makes."""
+        name = f"{ONES}{width}"
+        self.shapes[name] = self._rows[name], self._columns[name] = 1, width
+        return self.graph.rms_norm(x, name, self._config.norm_eps, width)
 
     def group_norm(self, x: int, name: str, groups: int) -> int:
         """RMS norm of each of so many groups of columns, which have a part of the weight each."""
@@ -159,6 +166,7 @@ class Recorder:
         names: str = "experts.",
         limit: float = 0.0,
         gated: bool = True,
+        early: bool = False,
     ) -> int:
         """So many MLPs of `size`, weighed by `shares`. With a limit they have biases; without gates, squares."""
         hidden, enter = self.graph.widths[x], ("gate", "up") if gated else ("up",)
@@ -166,7 +174,7 @@ class Recorder:
         weights += (self._weight(f"{names}down", count * hidden, size),)
         sizes = {**dict.fromkeys(enter, size), "down": hidden} if limit else {}
         biases = tuple(self._weight(f"{names}{part}.bias", 1, count * each) for part, each in sizes.items())
-        return self.graph.experts(x, shares, weights, Experts(count, top_k, limit), biases)
+        return self.graph.experts(x, shares, weights, Experts(count, top_k, limit, early), biases)
 
     def router(self, x: int, route: Route, *, correction: bool = False, bias: bool = False) -> int:
         """Each expert's share in a row."""

@@ -33,6 +33,7 @@ from polyfleet.models.internlm2 import INTERNLM2
 from polyfleet.models.internlm3 import INTERNLM3
 from polyfleet.models.lfm2 import LFM2, LFM2_MOE
 from polyfleet.models.llama import LLAMA
+from polyfleet.models.llama4 import LLAMA4
 from polyfleet.models.minicpm import MINICPM
 from polyfleet.models.minimax_m2 import MINIMAX_M2
 from polyfleet.models.mistral import MISTRAL
@@ -62,7 +63,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         *(GEMMA, OLMO2, OLMO3, GRANITE, ERNIE, HUNYUAN, INTERNLM3, SEED_OSS, EXAONE4, STARCODER2, NEMOTRON, STABLELM),
         *(GRANITE_MOE, GRANITE4, OLMOE, ERNIE_MOE, HUNYUAN_MOE, PHI2, ARCEE, INTERNLM2),
         *(COHERE, COHERE2, DOTS1, GLM4_FLASH, MINIMAX_M2, LFM2, LFM2_MOE, EXAONE, TRINITY),
-        *(NEMOTRON_H, FALCON_H1, BAMBA, EXAONE_MOE),
+        *(NEMOTRON_H, FALCON_H1, BAMBA, EXAONE_MOE, LLAMA4),
         *(GPT2, GPT_BIGCODE, GPT_NEOX, OPT),
         *(BERT, ROBERTA, NOMIC_BERT, BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER),
     )

@@ -28,7 +28,7 @@ def scale_llama3(frequencies: tuple[float, ...], scaling: Llama3Scaling) -> tupl
 
 def _scale_one(frequency: float, scaling: Llama3Scaling) -> float:
     wavelength = 2 * math.pi / frequency
-    if wavelength > scaling.original_context / scaling.low_factor:
+    if wavelength >= scaling.original_context / scaling.low_factor:
         return frequency / scaling.factor
     if wavelength < scaling.original_context / scaling.high_factor:
         return frequency

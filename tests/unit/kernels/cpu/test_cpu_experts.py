@@ -83,9 +83,10 @@ def in_torch(
     ("form", "gated"), [*((form, True) for form in FORMS), (WeightFormat.F32, False), (WeightFormat.Q8_0, False)]
 )
 def test_experts_of_every_format(instruction_set: str, form: WeightFormat, gated: bool) -> None:
-    """In steps of one row, of few, and of so many that an expert's rows are cut. Those of Q8_0 have biases."""
+    """In steps of one row, of few, and of so many that an expert's rows are cut. Those of Q8_0 have biases,
+    and those of F16 weigh what enters."""
     quantised, weights = form is WeightFormat.Q8_0, stacks(form)
-    experts = Experts(COUNT, ROUTE.top_k, 2.0 if quantised and gated else 0.0)
+    experts = Experts(COUNT, ROUTE.top_k, 2.0 if quantised and gated else 0.0, early=form is WeightFormat.F16)
     names = ("gate", "up", "down") if gated else ("up", "down")
     biases = tuple(f"{name}.b" for name in names) if quantised else ()
     rows = np.random.default_rng(1).standard_normal((max(ROWS), OUTER), dtype=np.float32)

@@ -125,17 +125,17 @@ def kernels(name: str) -> Cases:
 
 
 def mixtures(tuned: Tuning) -> Cases:
-    """Qwen3-30B-A3B's shape by each cut, gpt-oss' with biases, Nemotron 3 Nano's without gates, and the routes of the
-    first and of DeepSeek-V3."""
+    """Qwen3-30B-A3B's shape by each cut, gpt-oss' with biases, Nemotron 3 Nano's without gates, Llama 4's that weigh
+    what enters, and the routes of the first and of DeepSeek-V3."""
     size = {"EXPERTS": 128, "PADDED": 128, "TOP_K": 8}
     listed = {"shares": "*fp32", "places": "*i64", "amounts": "*fp32", "rows": "i32"}
     listed |= dict.fromkeys(("counts", "lists", "numbers"), "*i32")
     cases: Cases = [(experts.list_kernel, listed, size | {"PLACED": True}, 1, 3)]
     types = dict.fromkeys(("x", "matrices", "others", "biases", "other_biases", "out"), "*bf16")
-    types |= {"counts": "*i32", "lists": "*i32", "rows": "i32", "limit": "fp32"}
+    types |= {"counts": "*i32", "lists": "*i32", "amounts": "*fp32", "rows": "i32", "limit": "fp32"}
     for cut in tuned.experts:
         shape = {"EXPERTS": 128, "PADDED": 128, "STEP": cut.step, "ROWS": cut.rows}
-        shape |= dict.fromkeys(("LIMITED", "BIASED", "SQUARED"), False)
+        shape |= dict.fromkeys(("LIMITED", "BIASED", "SQUARED", "WEIGHED"), False)
         gated = shape | {"K": 2048, "N": 768, "PAIRS": 8, "BLOCK": cut.block // 2, "GATED": True}
         back = shape | {"K": 768, "N": 2048, "PAIRS": 1, "BLOCK": cut.block, "GATED": False}
         cases += [(experts.experts_kernel, types, each, cut.warps, cut.stages) for each in (gated, back)]
@@ -144,9 +144,12 @@ def mixtures(tuned: Tuning) -> Cases:
     odd |= {"EXPERTS": 32, "PADDED": 32, "GATED": True, "BIASED": True, "LIMITED": True}
     squared = shape | {"K": 2688, "N": 1856, "PAIRS": 6, "BLOCK": cut.block, "ROWS": cut.rows, "STEP": cut.step}
     squared |= {"GATED": False, "SQUARED": True}
-    cases += [(experts.experts_kernel, types, each, cut.warps, cut.stages) for each in (odd, squared)]
+    early = shape | {"K": 5120, "N": 8192, "PAIRS": 1, "BLOCK": cut.block // 2, "ROWS": cut.rows, "STEP": cut.step}
+    early |= {"GATED": True, "WEIGHED": True}
+    cases += [(experts.experts_kernel, types, each, cut.warps, cut.stages) for each in (odd, squared, early)]
     summed = {"parts": "*bf16", "numbers": "*i32", "amounts": "*fp32", "out": "*bf16"}
-    cases.append((experts.sum_kernel, summed, {"WIDTH": 2048, "COLUMNS": experts.COLUMNS, "TOP_K": 8}, 4, 3))
+    size = {"WIDTH": 2048, "COLUMNS": experts.COLUMNS, "TOP_K": 8, "WEIGHED": True}
+    cases.append((experts.sum_kernel, summed, size, 4, 3))
     routed = {"logits": "*bf16", "correction": "*fp32", "shares": "*fp32", "scale": "fp32"}
     for groups, (corrected, count) in (((1, 1, 1), (False, 128)), ((8, 4, 2), (True, 256))):
         constants: dict[str, Any] = dict(zip(("GROUPS", "TOP_GROUPS", "GROUP_BEST"), groups, strict=True))
@@ -188,12 +191,12 @@ def latents(tuned: Tuning, cache: str) -> Cases:
 def in_float32(tuned: Tuning) -> Cases:
     """What has cuts of its own there."""
     types = dict.fromkeys(("x", "matrices", "others", "biases", "other_biases", "out"), "*fp32")
-    types |= {"counts": "*i32", "lists": "*i32", "rows": "i32", "limit": "fp32"}
+    types |= {"counts": "*i32", "lists": "*i32", "amounts": "*fp32", "rows": "i32", "limit": "fp32"}
     cases: Cases = []
     for cut in tuned.experts:
         shape = {"EXPERTS": 128, "PADDED": 128, "STEP": cut.step // 2, "ROWS": cut.rows}
         shape |= {"K": 2048, "N": 768, "PAIRS": 8, "BLOCK": cut.block // 2, "GATED": True}
-        shape |= dict.fromkeys(("LIMITED", "BIASED", "SQUARED"), False)
+        shape |= dict.fromkeys(("LIMITED", "BIASED", "SQUARED", "WEIGHED"), False)
         cases.append((experts.experts_kernel, types, shape, cut.warps, cut.stages))
     of_latents = latents(replace(tuned, latent=latent.WIDE), "*fp32")[:2]
     return cases + [(each[0], each[1] | dict.fromkeys(("q", "rest", "out"), "*fp32"), *each[2:]) for each in of_latents]

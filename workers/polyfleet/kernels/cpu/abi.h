@@ -78,6 +78,7 @@ struct PfStage {
     int32_t experts, top_k;              // of PF_ROUTE and PF_EXPERTS
     int32_t groups, top_groups, group_best;  // of PF_ROUTE: see Route of graph/ops.py
     int32_t sigmoid, renormalise;
+    int32_t early;                       // of PF_EXPERTS: whether shares count in what gates and ups come to, not in downs
     int32_t key_heads, value_heads, key_width, value_width, turns;  // of PF_DELTA_RULE and, but `turns`, PF_SSM_SCAN: see graph/ops.py
     float eps;              // of a norm
     float head_eps;         // of the norms of heads

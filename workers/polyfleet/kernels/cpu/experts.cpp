@@ -60,6 +60,12 @@ void gate_tile(float *gate, const float *up, int count, float limit) {
     }
 }
 
+// Each row of 16 columns by its visit's share.
+void weigh_tile(float *tile, int count, const Visit *visits) {
+    for (int i = 0; i < count; i++)
+        for (int j = 0; j < GROUP; j++) tile[i * GROUP + j] *= visits[i].share;
+}
+
 void square_tile(float *tile, int count) {
     for (int i = 0; i < count * GROUP; i++) tile[i] = tile[i] < 0 ? 0 : tile[i] * tile[i];
 }
@@ -168,6 +174,10 @@ void Executor::enter_experts(const Stage &stage, std::atomic<int> &claimed, int 
             multiply(both, stage.gate ? 2 : 1, rows, first, count, GROUP);
             add_bias(up, count, stage.up_bias ? stage.up_bias + group * GROUP : nullptr);
             if (stage.gate) add_bias(gate, count, stage.gate_bias ? stage.gate_bias + group * GROUP : nullptr);
+            if (stage.at.early) {
+                weigh_tile(up, count, &state_.visits[(size_t)visits.first]);
+                if (stage.gate) weigh_tile(gate, count, &state_.visits[(size_t)visits.first]);
+            }
             if (!stage.gate)
                 square_tile(up, count);
             else if (stage.at.factor > 0)
@@ -199,8 +209,8 @@ void Executor::leave_experts(const Stage &stage, std::atomic<int> &claimed, int 
                 add_bias(tile, visits.count, stage.down_bias ? stage.down_bias + group * GROUP : nullptr);
                 for (int i = 0; i < visits.count; i++) {
                     const Visit &visit = state_.visits[(size_t)(visits.first + i)];
-                    float *out = row(output, visit.row) + g * GROUP;
-                    for (int j = 0; j < valid; j++) out[j] += visit.share * tile[i * GROUP + j];
+                    float *out = row(output, visit.row) + g * GROUP, share = stage.at.early ? 1 : visit.share;
+                    for (int j = 0; j < valid; j++) out[j] += share * tile[i * GROUP + j];
                 }
             }
     }

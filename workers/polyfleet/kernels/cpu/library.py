@@ -39,7 +39,7 @@ class PfStage(ctypes.Structure):
         *((name, c_int32) for name in ("epilogue", "selected", "first_operand", "num_operands")),
         *((name, c_int32) for name in ("sinks", "query_norm", "key_norm", "rope", "window")),
         *((name, c_int32) for name in ("width", "first_row", "experts", "top_k", "groups", "top_groups", "group_best")),
-        *((name, c_int32) for name in ("sigmoid", "renormalise")),
+        *((name, c_int32) for name in ("sigmoid", "renormalise", "early")),
         *((name, c_int32) for name in ("key_heads", "value_heads", "key_width", "value_width", "turns")),
         *((name, c_float) for name in ("eps", "head_eps", "factor")),
     ]

@@ -83,7 +83,7 @@ class Packing:
                 for name in {each.name for each in fields(stage.rule)} - {"state"}:
                     setattr(at, name, getattr(stage.rule, name))
             if stage.experts:
-                at.experts, at.top_k = stage.experts.count, stage.experts.top_k
+                at.experts, at.top_k, at.early = stage.experts.count, stage.experts.top_k, stage.experts.early
             at.norm = self._number(stage.norm, packed=False) if stage.norm else NONE
             norms = [self._number(name, packed=False) for name in stage.head_norms] or [NONE, NONE]
             at.query_norm, at.key_norm = norms

@@ -60,14 +60,15 @@ def tile_of(counts, tile, EXPERTS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.
 
 @triton.jit
 def experts_kernel(
-    x, matrices, others, biases, other_biases, counts, lists, out, rows, limit,
+    x, matrices, others, biases, other_biases, counts, lists, amounts, out, rows, limit,
     K: tl.constexpr, N: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, GATED: tl.constexpr, SQUARED: tl.constexpr,
-    BIASED: tl.constexpr, LIMITED: tl.constexpr,
+    BIASED: tl.constexpr, LIMITED: tl.constexpr, WEIGHED: tl.constexpr,
 ):  # fmt: skip
     """`out` [pairs, N] of x [pairs / PAIRS, K] and each pair's own of `matrices` [E, N, K]: of one tile, BLOCK columns.
 
-    GATED: the products gate those with `others`. SQUARED: what is over 0 is squared, all else 0.
+    GATED: the products gate those with `others`. SQUARED: what is over 0 is squared, all else 0. WEIGHED: products
+    count times `amounts`, the pairs' shares.
     """
     expert, first, count = tile_of(counts, tl.program_id(0), EXPERTS, PADDED, ROWS)
     if expert >= EXPERTS:
@@ -101,10 +102,15 @@ def experts_kernel(
         total += tl.load(biases + line).to(tl.float32)[:, None]
     dtype = out.dtype.element_ty
     result = total.to(dtype)
+    if WEIGHED:
+        amount = tl.load(amounts + pair, mask=mine, other=0.0)[None, :]
+        result = (result.to(tl.float32) * amount).to(dtype)
     if GATED:  # of numbers in the computing dtype, as its definition says
         if BIASED:
             other += tl.load(other_biases + line).to(tl.float32)[:, None]
         gate, up = result.to(tl.float32), other.to(dtype).to(tl.float32)
+        if WEIGHED:
+            up = (up * amount).to(dtype).to(tl.float32)
         if LIMITED:
             gate = tl.minimum(gate, limit)
             up = tl.minimum(tl.maximum(up, -limit), limit)
@@ -119,8 +125,11 @@ def experts_kernel(
 
 
 @triton.jit
-def sum_kernel(parts, numbers, amounts, out, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, TOP_K: tl.constexpr):
-    """One row of COLUMNS of `out`: its pairs' parts by their shares."""
+def sum_kernel(
+    parts, numbers, amounts, out,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, TOP_K: tl.constexpr, WEIGHED: tl.constexpr,
+):  # fmt: skip
+    """One row of COLUMNS of `out`: its pairs' parts, WEIGHED by their shares."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < WIDTH
@@ -129,7 +138,9 @@ def sum_kernel(parts, numbers, amounts, out, WIDTH: tl.constexpr, COLUMNS: tl.co
     for each in tl.static_range(TOP_K):
         there = inside & (each < number)
         part = tl.load(parts + (row * TOP_K + each) * WIDTH + column, mask=there, other=0.0).to(tl.float32)
-        total += part * tl.load(amounts + row * TOP_K + each, mask=each < number, other=0.0)
+        if WEIGHED:
+            part *= tl.load(amounts + row * TOP_K + each, mask=each < number, other=0.0)
+        total += part
     tl.store(out + row * WIDTH + column, total.to(out.dtype.element_ty), mask=inside)
 
 
@@ -175,17 +186,18 @@ def mixed(mixture: Mixture, step: Step, x: Tensor, shares: Tensor) -> Tensor:
     list_kernel[(rows,)](
         *(shares, step.places, counts, lists, numbers, amounts, rows, *sizes, top_k, placed), num_warps=1
     )
-    _products(mixture, (counts, lists), x, tuple(enter), mixture.biases[:-1], inner)
-    _products(mixture, (counts, lists), inner, (down,), mixture.biases[-1:], parts)
+    listed = counts, lists, amounts
+    _products(mixture, listed, x, tuple(enter), mixture.biases[:-1], inner)
+    _products(mixture, listed, inner, (down,), mixture.biases[-1:], parts)
     sum_kernel[(rows, triton.cdiv(down.shape[1], COLUMNS))](
-        *(parts, numbers, amounts, out, down.shape[1], COLUMNS, top_k), num_warps=4
+        *(parts, numbers, amounts, out, down.shape[1], COLUMNS, top_k, not attributes.early), num_warps=4
     )
     return out
 
 
 def _products(
     mixture: Mixture,
-    listed: tuple[Tensor, Tensor],
+    listed: tuple[Tensor, Tensor, Tensor],
     x: Tensor,
     stacks: tuple[Tensor, ...],
     biases: tuple[Tensor | None, ...],
@@ -204,7 +216,7 @@ def _products(
     experts_kernel[(tiles, triton.cdiv(outputs, block))](
         *(x, stacks[0], stacks[-1], biases[0], biases[-1], *listed, out, listed[1].shape[1], attributes.limit),
         *(columns, outputs, experts, mixture.padded, attributes.top_k if entering else 1, block, step, cut.rows),
-        *(gated, entering and not gated, biases[0] is not None, attributes.limit > 0),
+        *(gated, entering and not gated, biases[0] is not None, attributes.limit > 0, entering and attributes.early),
         num_warps=cut.warps,
         num_stages=cut.stages,
     )
