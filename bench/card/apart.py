@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.card.shapes import SHAPES, write_model
+from bench.card.shapes import BLOCK_SIZE, SHAPES
 from bench.chaos.parts import Part
 from bench.report import Row, compare, publish
 
@@ -124,19 +124,17 @@ def start(stack: ExitStack, folder: Path, options: argparse.Namespace) -> tuple[
         Part("scheduler", "bench.chaos.scheduler", [fleet, metrics, str(folder / "state")], folder),
         Part("gateway", "polyfleet.gateway", [*gateway, f"--fleet={fleet}"], folder),
     ]
-    began = time.monotonic()
-    model = options.folder or write_model(SHAPES[options.shape], folder / "model", options.devices[0])
-    say(f"the model is there after {time.monotonic() - began:.1f} s")
-    # Named, for else each of a device's two workers takes what is free when it starts.
+    context = -(-(options.prompt + options.output) // BLOCK_SIZE) * BLOCK_SIZE
     room = [
-        f"--kv-cache-tokens={options.clients * (options.prompt + options.output)}",
+        f"--context-length={context}",
+        f"--kv-cache-tokens={options.clients * context}",
         f"--max-sequences={options.clients}",
     ]
     for number, (name, role) in enumerate(WORKERS):
         device = options.devices[number % len(options.devices)]
-        arguments = [f"--model={model}", f"--model-name={name}", f"--role={role}", f"--fleet={fleet}"]
+        arguments = [f"--model={options.shape}", f"--model-name={name}", f"--role={role}", f"--fleet={fleet}"]
         arguments += [f"--device={device}", f"--accelerator={device.partition(':')[0]}", *room, *options.worker]
-        parts.append(Part(f"worker-{number}-{role}", "polyfleet.serving", arguments, folder))
+        parts.append(Part(f"worker-{number}-{role}", "bench.card.worker", arguments, folder))
     for part in parts:
         part.start()
         stack.callback(part.kill)
@@ -208,7 +206,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--devices", default="cuda:0,cuda:1", help="two, or one for all (default: cuda:0,cuda:1)")
     parser.add_argument("--shape", choices=tuple(SHAPES), default="llama3_8b", help="(default: llama3_8b)")
-    parser.add_argument("--folder", type=Path, help="where write_model has put that (default: written anew)")
     parser.add_argument("--prompt", type=int, default=2048, help="tokens (default: 2048)")
     parser.add_argument("--output", type=int, default=256, help="tokens (default: 256)")
     parser.add_argument("--clients", type=int, default=128, help="that take all there is (default: 128)")

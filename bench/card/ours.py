@@ -10,7 +10,7 @@ from typing import cast
 
 import torch
 from bench.card.account import Timed
-from bench.card.shapes import SHAPES, Shape, random_model
+from bench.card.shapes import BLOCK_SIZE, SHAPES, Shape, random_model
 
 from polyfleet.engine.batch import BatchLimits
 from polyfleet.engine.batcher import Batcher
@@ -25,7 +25,7 @@ from polyfleet.wire.requests import SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
-BLOCK_SIZE, STEP_TOKENS = 64, 8192
+STEP_TOKENS, STEP_SECONDS = 8192, 60.0  # the latter bounds nothing
 Prompts = Sequence[Sequence[int]]
 
 
@@ -99,7 +99,9 @@ def random_engine(name: str, options: EngineOptions, dtype: str = "bfloat16") ->
     """A whole engine of a shape of SHAPES; `options` have context, pool and sequences."""
     machine, facts = open_machine(options.device, 1)
     model = random_model(SHAPES[name], machine.device, getattr(torch, dtype))
-    options = replace(options, block_size=BLOCK_SIZE, step_tokens=options.step_tokens or STEP_TOKENS, step_seconds=60.0)
+    seconds = options.step_seconds or STEP_SECONDS
+    options = replace(options, block_size=BLOCK_SIZE, step_tokens=options.step_tokens or STEP_TOKENS)
+    options = replace(options, step_seconds=seconds, canary=False)
     options = replace(options, kv_cache_tokens=-(-options.kv_cache_tokens // BLOCK_SIZE) * BLOCK_SIZE)
     work = Workload(record(model.config, model.weights), model.weights, options, machine.device, dtype, facts)
     kinds = candidates(options, machine.device, facts)

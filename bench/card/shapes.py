@@ -15,6 +15,7 @@ from polyfleet.loading.model import LoadedModel
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import weight_shapes
 
+BLOCK_SIZE = 64  # tokens, of a cache whose executor takes any
 ROPE_BASE, CONTEXT, EPS, SCALE = 500000.0, 16384, 1e-5, 0.02
 
 

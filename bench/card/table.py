@@ -9,9 +9,9 @@ from statistics import median
 from typing import Protocol
 
 from bench.card.account import account, table
-from bench.card.ours import BLOCK_SIZE, Ours, Prompts, random_prompts
+from bench.card.ours import Ours, Prompts, random_prompts
 from bench.card.peer import Peer
-from bench.card.shapes import SHAPES, Shape
+from bench.card.shapes import BLOCK_SIZE, SHAPES, Shape
 from bench.report import Row, compare
 
 from polyfleet.engine.executor import Capacity
