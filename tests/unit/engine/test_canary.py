@@ -1,5 +1,7 @@
 """The canary's prompt, its reference and the verdict on answers."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -162,6 +164,17 @@ def test_an_answer_that_cannot_be_computed_is_none_for_good(
     stopped = CanaryLater(model.path, 0, PROMPT)
     stopped.close()
     assert stopped.now().reference is None
+
+
+def test_what_computes_it_ends_with_the_process_that_wants_it() -> None:
+    code = "from polyfleet.engine import canary_reference as it; it.end_with_parent(); import time; time.sleep(300)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    try:
+        assert process.stdin is not None
+        process.stdin.close()  # as the system does for one that was killed
+        assert process.wait(120) == 1
+    finally:
+        process.kill()
 
 
 def test_a_model_that_the_host_cannot_hold_has_no_reference(

@@ -22,13 +22,13 @@ def starts_later(source: Source, device: str) -> bool:
 
 
 class CanaryLater:
-    """Owns the process, which ends with its work or by `close`."""
+    """Owns the process, which ends with its work, by `close`, or with this one."""
 
     def __init__(self, path: str, context_length: int, prompt_ids: tuple[int, ...]) -> None:
         """Starts it, for the model at `path` as it is served where such a context is asked for (0: its own)."""
         self._canary = Canary(prompt_ids, awaited=True)
         command = [sys.executable, "-m", "polyfleet.engine.canary_reference", path, str(context_length)]
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)  # it ends where the first is closed
         self._process: subprocess.Popen[bytes] | None = subprocess.Popen(command, **pipes)  # type: ignore[call-overload]
 
     @classmethod

@@ -1,12 +1,13 @@
 """Where a canary's answer comes from: shipped for known models, else the float32 reference on the host where it fits.
 
 `python -m polyfleet.engine.canary_reference MODEL` computes a model's entry for `canaries.json`, which is shipped; with
-a second argument that of the model as it is served with so long a context.
+a second argument that of the model as it is served with so long a context, for as long as its input is open.
 """
 
 import json
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -183,7 +184,22 @@ def entry_of(path: str, context_length: int = 0) -> dict[str, Any]:
     return {"model": Path(path).stem, "fingerprint": fingerprint(model), **fields}
 
 
+def end_with_parent() -> None:
+    """End this process once nobody holds the other end of its input, as when the engine beside which it runs has gone:
+    else all cores go on computing an answer that nobody reads.
+    """
+
+    def watch() -> None:
+        while os.read(0, 1):  # and not by sys.stdin, whose lock would be held at the interpreter's end
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 if __name__ == "__main__":
-    if len(sys.argv) > 2 and hasattr(os, "nice"):  # beside an engine that serves
-        os.nice(NICENESS)
+    if len(sys.argv) > 2:  # beside an engine that serves
+        end_with_parent()
+        if hasattr(os, "nice"):
+            os.nice(NICENESS)
     print(json.dumps(entry_of(sys.argv[1], *map(int, sys.argv[2:]))))
