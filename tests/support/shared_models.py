@@ -58,6 +58,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {  # what some state by names of their ow
         **{"hybrid_override_pattern": "ME*", "num_hidden_layers": 3, "mamba_num_heads": 8, "mamba_head_dim": 8},
         **{"moe_shared_expert_intermediate_size": 16, "sliding_window": None},
     },
+    "mellum": {"rope_parameters": {"full_attention": {}, "sliding_attention": {}}},
     "llama4": {"num_experts_per_tok": 1, "no_rope_layers": [1, 0]},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 64, "mamba_d_state": 16},
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 16},

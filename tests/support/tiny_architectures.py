@@ -16,10 +16,13 @@ from tests.support.tiny_kinds import (
     LAYERS,
     LLAMA_LIKE,
     MIXTURE,
+    PLAIN,
     VOCABULARY,
     WINDOW,
+    YARN,
     Tiny,
 )
+from tests.support.tiny_mixes import MIXES
 
 COMMON: Mapping[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -34,10 +37,8 @@ COMMON: Mapping[str, Any] = {
     "eos_token_id": 2,
     "initializer_range": 0.2,
 }
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 SHARPENED = {**YARN, "factor": 2.0, "original_max_position_embeddings": 128, "llama_4_scaling_beta": 0.1}
 HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 ALPHA = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 20.0, "factor": 1.0}
 LONG = {
     "rope_type": "longrope",
@@ -234,21 +235,9 @@ TINY: Mapping[str, Tiny] = {
     "exaone": Tiny("exaone", {}, "exaone", rewrite=as_published_exaone),
     "exaone, written by transformers": Tiny("exaone", {}),
     "mistral, ministral 3": Tiny("ministral3", {"head_dim": 16, "rope_parameters": SHARPENED}),
-    "llama4": Tiny(
-        "llama4_text",
-        {
-            **{"num_local_experts": 4, "intermediate_size": 32, "intermediate_size_mlp": 96, "head_dim": 16},
-            **{"interleave_moe_layer_step": 2, "attention_chunk_size": CONTEXT, "floor_scale": CONTEXT + 1},
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-        },
-        "llama4",
-        {
-            **{"expert_count": 4, "expert_used_count": 1, "expert_feed_forward_length": 32, "feed_forward_length": 96},
-            "interleave_moe_layer_step": 2,
-        },
-    ),
     "glm4": Tiny("glm4", {"head_dim": 16}, "glm4", {"rope.dimension_count": 8}),
     "glm": Tiny("glm", {"head_dim": 16}),
+    **MIXES,
     **HYBRIDS,
     **CLASSICS,
 }

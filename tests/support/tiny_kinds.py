@@ -9,6 +9,8 @@ LAYERS, VOCABULARY, CONTEXT = 4, 160, 256
 WINDOW = 12
 LLAMA_LIKE = ("q_proj", "k_proj")
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 GGUF_MIXTURE = {"expert_count": 4, "expert_used_count": 2}
 GRANITE = {
     **{"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.3, "logits_scaling": 2.0},

@@ -12,9 +12,10 @@ import pytest
 import torch
 from tests.support.batching import over
 from tests.support.eager_models import workload
-from tests.support.tiny_architectures import LATENT, TINY, YARN, make
+from tests.support.tiny_architectures import LATENT, TINY, make
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_hybrids import DELTA
+from tests.support.tiny_kinds import YARN
 
 from polyfleet.engine.batch import BatchLimits
 from polyfleet.executors.eager import EagerExecutor

@@ -1,5 +1,5 @@
-"""GLM 4.5 and 4.6: Llama's attention, part of each head turns, experts with corrected scores and shared ones; GLM 4.7
-Flash: DeepSeek V3 of other sizes."""
+"""GLM 4.5 and 4.6, and Solar Open: Llama's attention, experts with corrected scores and shared ones, part of each head
+of the former turns; GLM 4.7 Flash: DeepSeek V3 of other sizes."""
 
 from dataclasses import dataclass, replace
 
@@ -36,9 +36,9 @@ def record(config: GlmMoeConfig, model: Recorder) -> KernelGraph:
     )
 
 
-def _read_folder(fields: Fields) -> ModelConfig:
+def _read_folder(fields: Fields, turning: float = 0.5) -> ModelConfig:
     check_activation(fields)
-    sizes = read_sizes(fields, context_length=131072, norm_eps=1e-5, partial=0.5)
+    sizes = read_sizes(fields, context_length=131072, norm_eps=1e-5, partial=turning)
     size, shared = fields.count("moe_intermediate_size", 1408), fields.count("n_shared_experts", 1, minimum=0)
     renormalise = fields.flag("norm_topk_prob", True)
     return GlmMoeConfig(
@@ -52,6 +52,14 @@ def _read_folder(fields: Fields) -> ModelConfig:
         dense=tuple(range(min(fields.count("first_k_dense_replace", 1, minimum=0), sizes["num_layers"]))),
         draft_layers=fields.count("num_nextn_predict_layers", 1, minimum=0),
     )
+
+
+def _read_solar(fields: Fields) -> ModelConfig:
+    """Experts in all layers, heads that turn whole."""
+    usual = {"first_k_dense_replace": 0, "num_nextn_predict_layers": 0, "head_dim": 128}
+    inner = {"intermediate_size": fields.count("moe_intermediate_size", 1280)}
+    base = {} if fields.has("rope_parameters") or fields.has("rope_theta") else {"rope_theta": 1_000_000.0}
+    return _read_folder(replace(fields, values={**usual, **inner, **base, **fields.values}), turning=1.0)
 
 
 def _read_flash(fields: Fields) -> ModelConfig:
@@ -91,6 +99,16 @@ GLM4_MOE = replace(
     folder_names=names.folder({**names.EXPERTS, **SHARED}),
     gguf_names=names.gguf({**names.GGUF_EXPERTS, **GGUF_SHARED, "post_attention_norm": "mlp_norm"}),
     notes="layers that draft are not loaded",
+)
+SOLAR = replace(
+    GLM4_MOE,
+    name="solar",
+    title="Solar Open",
+    classes=("SolarOpenForCausalLM",),
+    model_types=("solar_open",),
+    gguf=(),
+    read_folder=_read_solar,
+    notes="",
 )
 GLM4_FLASH = replace(
     DEEPSEEK3,

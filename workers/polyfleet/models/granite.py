@@ -1,5 +1,5 @@
 """Granite 3: Llama with scales of the embedding, of attention's products, of each branch and of the logits; one MLP, or
-experts and one that all rows go through."""
+experts and one that all rows go through. HyperCLOVA X has norms behind its branches besides."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +23,26 @@ class GraniteMoeConfig(MixtureConfig):
     scales: Scales
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HyperClovaConfig(MiniCpmConfig):
+    """`post_norms`: whether norms stand behind the branches, too."""
+
+    post_norms: bool
+
+
+def _record_hyperclova(config: HyperClovaConfig, model: Recorder) -> KernelGraph:
+    attend = scaled_attention(config, config.scales, model, model.rope())
+
+    def behind(x: int, name: str) -> int:
+        return model.norm(x, name) if config.post_norms else x
+
+    return scaled_decoder(
+        *(config.scales, model),
+        lambda layer, x: behind(attend(layer, x), "attention_post_norm"),
+        lambda x: behind(model.gated_mlp(x, bias=config.mlp_bias), "mlp_post_norm"),
+    )
+
+
 def _record_moe(config: GraniteMoeConfig, model: Recorder) -> KernelGraph:
     attend = scaled_attention(config, config.scales, model, model.rope())
     return scaled_decoder(config.scales, model, attend, lambda x: mlp(config, model, -1, x))
@@ -42,6 +62,15 @@ def read_scaled(fields: Fields) -> dict[str, Any]:
 
 def _read_folder(fields: Fields) -> ModelConfig:
     return MiniCpmConfig(**read_scaled(fields), mlp_bias=fields.flag("mlp_bias", False))
+
+
+def _read_hyperclova(fields: Fields) -> ModelConfig:
+    """Logits are multiplied, not divided; products of attention count as usual where nothing is said."""
+    sizes, head = read_scaled(fields), fields.positive("logits_scaling", 1.0)
+    attention = fields.positive("attention_multiplier", sizes["head_dim"] ** -0.5)
+    sizes["scales"] = replace(sizes["scales"], attention=attention, head=head)
+    norms = fields.flag("use_post_norm", True)
+    return HyperClovaConfig(**sizes, mlp_bias=fields.flag("mlp_bias", False), post_norms=norms)
 
 
 def _read_moe(fields: Fields) -> ModelConfig:
@@ -101,6 +130,18 @@ GRANITE = replace(
     read_gguf=_read_gguf,
     folder_names=names.folder(),
     notes="dense models",
+)
+HYPERCLOVA = replace(
+    GRANITE,
+    name="hyperclova",
+    title="HyperCLOVA X",
+    classes=("HyperCLOVAXForCausalLM",),
+    model_types=("hyperclovax",),
+    gguf=(),
+    read_folder=_read_hyperclova,
+    record=_record_hyperclova,
+    folder_names=names.folder({"post_norm1": "attention_post_norm", "post_norm2": "mlp_post_norm"}),
+    notes="",
 )
 GRANITE_MOE = replace(
     GRANITE,

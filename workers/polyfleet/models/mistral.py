@@ -1,4 +1,6 @@
-"""Mistral and Ministral: Llama with windows."""
+"""Mistral, Ministral and Code World Model: Llama with windows."""
+
+from dataclasses import replace
 
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.models import names
@@ -30,6 +32,13 @@ def _read_gguf(keys: GgufKeys) -> ModelConfig:
     return ModelConfig(**sizes, windows=gguf_windows(keys, sizes, lambda layer: True))
 
 
+def _read_cwm(fields: Fields) -> ModelConfig:
+    """The first of four layers sees all."""
+    check_activation(fields)
+    sizes = read_sizes(fields, head_dim=128, context_length=131072, norm_eps=1e-5, base=1_000_000.0)
+    return ModelConfig(**sizes, windows=read_windows(fields, sizes, lambda layer: layer % 4 != 0, default=8192))
+
+
 MISTRAL = Architecture(
     name="mistral",
     title="Mistral",
@@ -42,4 +51,14 @@ MISTRAL = Architecture(
     folder_names=names.folder(),
     gguf_names=names.gguf(interleaved=True),
     notes="with windows; GGUF files of Mistral 7B are Llama's; Ministral 3 up to its original context",
+)
+CWM = replace(
+    MISTRAL,
+    name="cwm",
+    title="Code World Model",
+    classes=("CwmForCausalLM",),
+    model_types=("cwm",),
+    gguf=(),
+    read_folder=_read_cwm,
+    notes="",
 )

@@ -22,21 +22,22 @@ from polyfleet.models.falcon_h1 import FALCON_H1
 from polyfleet.models.gemma import GEMMA2, GEMMA3
 from polyfleet.models.gemma1 import GEMMA
 from polyfleet.models.glm4 import GLM, GLM4
-from polyfleet.models.glm4_moe import GLM4_FLASH, GLM4_MOE
+from polyfleet.models.glm4_moe import GLM4_FLASH, GLM4_MOE, SOLAR
 from polyfleet.models.gpt2 import GPT2, GPT_BIGCODE
 from polyfleet.models.gpt_neox import GPT_NEOX
 from polyfleet.models.gpt_oss import GPT_OSS
-from polyfleet.models.granite import GRANITE, GRANITE_MOE
+from polyfleet.models.granite import GRANITE, GRANITE_MOE, HYPERCLOVA
 from polyfleet.models.granite4 import GRANITE4
 from polyfleet.models.hunyuan import HUNYUAN, HUNYUAN_MOE
 from polyfleet.models.internlm2 import INTERNLM2
 from polyfleet.models.internlm3 import INTERNLM3
 from polyfleet.models.lfm2 import LFM2, LFM2_MOE
-from polyfleet.models.llama import LLAMA
+from polyfleet.models.llama import HELIUM, LLAMA
 from polyfleet.models.llama4 import LLAMA4
+from polyfleet.models.mellum import MELLUM
 from polyfleet.models.minicpm import MINICPM
 from polyfleet.models.minimax_m2 import MINIMAX_M2
-from polyfleet.models.mistral import MISTRAL
+from polyfleet.models.mistral import CWM, MISTRAL
 from polyfleet.models.mixtral import MIXTRAL
 from polyfleet.models.nemotron_h import NEMOTRON_H
 from polyfleet.models.olmo import OLMO2, OLMO3
@@ -52,8 +53,9 @@ from polyfleet.models.qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from polyfleet.models.recorder import Recorder, Shapes
 from polyfleet.models.seed_oss import SEED_OSS
 from polyfleet.models.smollm3 import SMOLLM3
-from polyfleet.models.starcoder2 import NEMOTRON, STABLELM, STARCODER2
+from polyfleet.models.starcoder2 import JAIS2, NEMOTRON, STABLELM, STARCODER2
 from polyfleet.models.trinity import TRINITY
+from polyfleet.models.youtu import YOUTU
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     each.name: each
@@ -64,6 +66,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         *(GRANITE_MOE, GRANITE4, OLMOE, ERNIE_MOE, HUNYUAN_MOE, PHI2, ARCEE, INTERNLM2),
         *(COHERE, COHERE2, DOTS1, GLM4_FLASH, MINIMAX_M2, LFM2, LFM2_MOE, EXAONE, TRINITY),
         *(NEMOTRON_H, FALCON_H1, BAMBA, EXAONE_MOE, LLAMA4),
+        *(CWM, HELIUM, JAIS2, HYPERCLOVA, SOLAR, MELLUM, YOUTU),
         *(GPT2, GPT_BIGCODE, GPT_NEOX, OPT),
         *(BERT, ROBERTA, NOMIC_BERT, BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER),
     )

@@ -1,4 +1,4 @@
-"""StarCoder 2, Nemotron and StableLM: layer norms with biases; StarCoder's and Nemotron's MLPs have no gate."""
+"""StarCoder 2, Nemotron, Jais 2 and StableLM: layer norms with biases; MLPs of all but the last have no gate."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -81,6 +81,13 @@ def _read_nemotron(fields: Fields) -> ModelConfig:
     return LayerNormConfig(**sizes, attention_bias=bias, output_bias=bias, mlp_bias=mlp_bias, layer_norms=True)
 
 
+def _read_jais(fields: Fields) -> ModelConfig:
+    check_activation(fields, ("relu2",))
+    sizes = read_sizes(fields, context_length=8192, norm_eps=1e-5, eps="layer_norm_eps")
+    bias, mlp_bias = (fields.flag(key, True) for key in ("attention_bias", "mlp_bias"))
+    return LayerNormConfig(**sizes, attention_bias=bias, output_bias=bias, mlp_bias=mlp_bias, layer_norms=True)
+
+
 def _read_stablelm(fields: Fields) -> ModelConfig:
     """Models whose branches are side by side, or whose heads have norms, are refused."""
     check_activation(fields)
@@ -125,6 +132,17 @@ NEMOTRON = replace(
     record=_record_nemotron,
     folder_names=names.folder(norm_offset=1.0),
     notes="Minitron too; newer ones are Nemotron-H",
+)
+JAIS2 = replace(
+    NEMOTRON,
+    name="jais2",
+    title="Jais 2",
+    classes=("Jais2ForCausalLM",),
+    model_types=("jais2",),
+    gguf=("jais2",),
+    read_folder=_read_jais,
+    folder_names=names.folder(),
+    notes="",
 )
 STABLELM = replace(
     STARCODER2,
