@@ -8,7 +8,7 @@ such keys is given, all parts share one fleet token, which may do everything (`p
 
 from pathlib import Path
 
-from polyfleet.process.keys import Key, Role, WatchedKeys, find_key
+from polyfleet.process.keys import Key, Role, WatchedKeys
 from polyfleet.wire.auth import HEALTH_PREFIX, Forbidden, Metadata, bearer_in
 
 _CALLERS = {
@@ -71,7 +71,7 @@ class FleetKeys:
     def key_of(self, metadata: Metadata | None) -> Key | None:
         """The key that a call with this metadata presents; None when it is none of these."""
         secret = bearer_in(metadata)
-        return find_key(self._keys.file.keys, secret) if secret else None
+        return self._keys.file.find(secret) if secret else None
 
     def objection(self, method: str, metadata: Metadata | None) -> str:
         """Why a call of `method` (its full path) is refused, in one sentence; empty when it is welcome."""

@@ -12,10 +12,9 @@
 A single round of sha256 is enough for 256 random bits (nothing to guess); it would not be for passwords.
 """
 
-import hmac
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from enum import Enum, unique
 from functools import cached_property
@@ -96,6 +95,17 @@ class KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         """Every tenant that has a key."""
         return frozenset(key.owner for key in self.keys)
 
+    @cached_property
+    def _by_hash(self) -> Mapping[str, Key]:
+        return {each.hash: each for each in self.keys}
+
+    def find(self, secret: str) -> Key | None:
+        """The key that a caller presents; None when it is none of these.
+
+        Looking up a digest tells a caller nothing by its time: what a guess is hashed to, nobody can choose.
+        """
+        return self._by_hash.get(hash_of(secret))
+
 
 def read_keys(path: Path) -> KeysFile:
     """What a file says. Raises ConfigError when it can't be read or holds anything that is not well formed."""
@@ -164,12 +174,3 @@ class WatchedKeys:
 def hash_of(secret: str) -> str:
     """A key's sha256, as the file has it."""
     return sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def find_key(keys: Iterable[Key], secret: str) -> Key | None:
-    """The key that a caller presents; None when it is none of these."""
-    digest, found = hash_of(secret), None
-    for key in keys:  # all of them, so that time says nothing about which one matched
-        if hmac.compare_digest(digest, key.hash):
-            found = key
-    return found

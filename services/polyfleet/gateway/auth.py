@@ -6,7 +6,7 @@ from pathlib import Path
 
 from polyfleet.gateway.errors import PermissionDenied, Unauthenticated
 from polyfleet.process.config import ConfigError
-from polyfleet.process.keys import PARTS, Role, Tenant, WatchedKeys, find_key
+from polyfleet.process.keys import PARTS, Role, Tenant, WatchedKeys
 from polyfleet.wire.auth import bearer_of, is_loopback
 from polyfleet.wire.limits import MAX_PRIORITY
 
@@ -62,7 +62,7 @@ class Authenticator:
         secret = bearer_of(authorization)
         if not secret:
             raise Unauthenticated("This gateway needs a key: send `Authorization: Bearer <key>`.")
-        found = find_key(self._keys.file.keys, secret)
+        found = self._keys.file.find(secret)
         if found is None:
             raise Unauthenticated(UNKNOWN_KEY)
         if found.expired:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from polyfleet.process.config import ConfigError
 from polyfleet.process.fleet_keys import CALLERS, FleetKeys
-from polyfleet.process.keys import Role, find_key, read_keys
+from polyfleet.process.keys import Role, read_keys
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.auth import Metadata, bearer_in, fleet_objection
 
@@ -55,7 +55,7 @@ class FleetAuth:
         if not secret or self._keys_file is None:
             return False
         try:
-            key = find_key(read_keys(self._keys_file).keys, secret)
+            key = read_keys(self._keys_file).find(secret)
         except ConfigError as error:
             log.error("Operators' keys are refused. %s", error)
             return False

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from polyfleet.process.config import ConfigError
-from polyfleet.process.keys import Key, Role, find_key, hash_of, read_keys
+from polyfleet.process.keys import Key, KeysFile, Role, hash_of, read_keys
 
 KEYS = (Key("a", hash_of("one")), Key("b", hash_of("two"), Role.OPERATOR, "team"), Key("c", hash_of("\ud800")))
 
@@ -59,7 +59,7 @@ def test_the_tenant_and_role_may_be_left_out(tmp_path: Path) -> None:
 
 
 def test_a_key_is_found_by_its_secret_alone() -> None:
-    assert [find_key(KEYS, secret) for secret in ("one", "two", "\ud800")] == list(KEYS)
+    assert [KeysFile(KEYS).find(secret) for secret in ("one", "two", "\ud800")] == list(KEYS)
     for secret in ("", "One", "one ", "a", KEYS[0].hash):
-        assert find_key(KEYS, secret) is None
-    assert find_key((), "one") is None
+        assert KeysFile(KEYS).find(secret) is None
+    assert KeysFile(()).find("one") is None

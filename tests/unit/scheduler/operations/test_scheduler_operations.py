@@ -14,7 +14,7 @@ from tests.support.running_scheduler import Running, refusal, start, stop
 from tests.unit.process.test_process_fleet_keys import bearer, write
 
 from polyfleet.cli.main import cli
-from polyfleet.process.keys import find_key, read_keys
+from polyfleet.process.keys import read_keys
 from polyfleet.scheduler.fleet.devices import WorkerDevices, check_devices, fleet_devices
 from polyfleet.scheduler.request_log import RequestLog, check_records
 from polyfleet.v1 import fleet_pb2, operations_pb2, worker_pb2_grpc
@@ -164,7 +164,7 @@ async def test_keys_are_made_limited_listed_and_revoked(running: Running, tmp_pa
     path, ops = tmp_path / "keys.yaml", bearer("ops")
     wanted = pb.KeyInfo(id="new", tenant="team", max_priority=2, expires_unix_seconds=int(time.time()) + 3600)
     made = await running.fleet.CreateKey(pb.CreateKeyRequest(key=wanted), metadata=ops)
-    key = find_key(read_keys(path).keys, made.secret)
+    key = read_keys(path).find(made.secret)
     assert key is not None
     assert (key.id, key.owner, key.role.value, key.max_priority) == ("new", "team", "tenant", 2)
     assert made.key == pb.KeyInfo(
@@ -178,7 +178,7 @@ async def test_keys_are_made_limited_listed_and_revoked(running: Running, tmp_pa
     assert changed.limits in listed.tenants
     assert made.secret not in str(listed) + path.read_text()
     await running.fleet.RevokeKey(pb.RevokeKeyRequest(id="new"), metadata=ops)
-    assert find_key(read_keys(path).keys, made.secret) is None
+    assert read_keys(path).find(made.secret) is None
 
 
 def key(**fields: Any) -> pb.CreateKeyRequest:
