@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, Generic, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -40,19 +40,24 @@ class Codec(Generic[ValueT, MessageT]):
         self._kind = kind
         self._message = message
         known = message.DESCRIPTOR.fields_by_name
+        self._defaults = _defaults(kind)
         self._fields = [self._field(known[name], hint) for name, hint in get_type_hints(kind).items() if name in known]
         self._written = [(each.name, each.write, each.stated) for each in self._fields]
+        self._read = {each.name: each.read for each in self._fields}
+        self._unlike = [(each.name, each.read) for each in self._fields if not each.optional and self._differs(each)]
 
     def value(self, message: MessageT, **given: Any) -> ValueT:
         """The dataclass; `given` are fields that are told, not read. Raises FieldError for an unknown enumerator."""
         values = given
-        for name, read, _, optional, _ in self._fields:
-            if name not in given and not (optional and not message.HasField(name)):
-                value = getattr(message, name)
-                if read is not None:
+        for field, value in message.ListFields():  # a few of many: what is not there costs nothing
+            if (name := field.name) in self._read and name not in given:
+                if (read := self._read[name]) is not None:
                     value = read(value)
                 if value is not None:
                     values[name] = value
+        for name, read in self._unlike:
+            if name not in values:
+                values[name] = getattr(message, name) if read is None else read(getattr(message, name))
         return self._kind(**values)
 
     def message(self, value: ValueT, **given: Any) -> MessageT:
@@ -63,6 +68,12 @@ class Codec(Generic[ValueT, MessageT]):
             if (item or (stated and item is not None)) and name not in given:
                 values[name] = item if write is None else write(item)
         return self._message(**values)
+
+    def _differs(self, field: _Field) -> bool:
+        """Whether a field that is absent reads as something else than the dataclass's default."""
+        absent = getattr(self._message(), field.name)
+        value = absent if field.read is None else field.read(absent)
+        return value is not None and (field.name not in self._defaults or self._defaults[field.name] != value)
 
     def _field(self, field: Any, hint: Any) -> _Field:
         """How one field, by its descriptor, is converted."""
@@ -89,6 +100,14 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
         return hint, False
     kind, *others = (each for each in get_args(hint) if each is not NoneType)
     return (Any if others else kind), NoneType in get_args(hint)
+
+
+def _defaults(kind: type[Any]) -> Mapping[str, Any]:
+    """Of a dataclass or named tuple, by field."""
+    if not is_dataclass(kind):
+        return getattr(kind, "_field_defaults", {})
+    made = {each.name: each.default_factory() for each in fields(kind) if each.default_factory is not MISSING}
+    return made | {each.name: each.default for each in fields(kind) if each.default is not MISSING}
 
 
 def _each(convert: Convert) -> Convert:
