@@ -51,7 +51,7 @@ class Peer:
         self.sizes.append(size)
         self.came += data
 
-    def headers(self, stream: int, headers: list[Header], *, end: bool) -> None:
+    def headers(self, stream: int, headers: tuple[Header, ...], *, end: bool) -> None:
         assert (stream, end) == (1, False)
         self.headers_came += headers
 

@@ -5,7 +5,7 @@ import zlib
 import pytest
 
 from polyfleet.gateway.grpc.http2.frames import StreamProblem
-from polyfleet.gateway.grpc.http2.heads import expanded, read_head, trailers
+from polyfleet.gateway.grpc.http2.heads import HeadReader, expanded, read_head, trailers
 
 PSEUDO = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a.B/C"), (b":authority", b"x")]
 TYPE = (b"content-type", b"application/grpc+proto")
@@ -122,3 +122,17 @@ def test_compressed_messages() -> None:
     ):
         with pytest.raises(ValueError, match=r"[Mm]essage"):
             expanded(data, encoding, most)
+
+
+def test_heads_that_came_lately_are_read_once() -> None:
+    reader, one = HeadReader(), (*PSEUDO, TYPE, (b"grpc-timeout", b"1S"))
+    assert reader.read(one) == read_head(one)
+    assert reader.read(tuple(one)) is reader.read((*one,))
+    for number in range(100):  # of more than it keeps, each is read for what it is
+        other = (*one, (b"x", b"%d" % number))
+        assert reader.read(other).metadata == (("x", str(number)),)
+    large = (*one, (b"x", b"1" * 4000))
+    assert reader.read(large) == read_head(large)
+    assert reader.read(large) is not reader.read(large)
+    with pytest.raises(StreamProblem):
+        reader.read(one[1:])

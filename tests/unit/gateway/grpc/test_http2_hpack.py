@@ -1,6 +1,8 @@
 """HPACK: RFC 7541's own examples, and blocks that nobody may send."""
 
 import pytest
+from hpack import Decoder
+from hpack.exceptions import HPACKError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,19 +35,19 @@ LITERALS = {  # C.2
 @pytest.mark.parametrize("blocks", [PLAIN, HUFFMAN])
 def test_requests_of_the_rfc(blocks: tuple[str, ...]) -> None:
     decoder = HeaderDecoder(4096)
-    assert [decoder.decode(bytes.fromhex(each)) for each in blocks] == [FIRST, SECOND, THIRD]
+    assert [decoder.decode(bytes.fromhex(each)) for each in blocks] == [tuple(FIRST), tuple(SECOND), tuple(THIRD)]
 
 
 def test_literals_of_the_rfc() -> None:
     for block, header in LITERALS.items():
-        assert HeaderDecoder(4096).decode(bytes.fromhex(block)) == [header]
+        assert HeaderDecoder(4096).decode(bytes.fromhex(block)) == (header,)
 
 
 def test_old_headers_make_room() -> None:
     decoder, new = HeaderDecoder(1 << 20), b"\x40\x01a"
     for number in range(200):
         decoder.decode(new + bytes((100,)) + bytes((number,)) * 100)
-    assert decoder.decode(b"\xbe") == [(b"a", bytes((199,)) * 100)]  # 62, the newest
+    assert decoder.decode(b"\xbe") == ((b"a", bytes((199,)) * 100),)  # 62, the newest
     known = 4096 // (1 + 100 + 32)
     assert decoder.decode(bytes((0x80 | (61 + known),)))[0][1][0] == 200 - known
     with pytest.raises(ConnectionProblem, match="Invalid table index"):
@@ -87,7 +89,45 @@ def test_few_bytes_that_stand_for_many_are_no_way_around_the_bound() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=300), st.binary(max_size=20_000)), max_size=5))
 def test_a_servers_own_headers_can_be_read(headers: list[tuple[bytes, bytes]]) -> None:
-    assert HeaderDecoder(1 << 20).decode(header_block(tuple(headers))) == headers
+    assert HeaderDecoder(1 << 20).decode(header_block(tuple(headers))) == tuple(headers)
+
+
+NAMES = st.sampled_from([b"a", b"authorization", b"x" * 4000])
+
+
+def literal(first: int, name: bytes, value: bytes) -> bytes:
+    """One of a new name, whose lengths need no more than two bytes."""
+    return bytes((first,)) + b"".join(
+        (bytes((len(text),)) if len(text) < 127 else b"\x7f" + lengthened(len(text) - 127)) + text
+        for text in (name, value)
+    )
+
+
+def lengthened(number: int) -> bytes:
+    """The rest of a number, RFC 7541, 5.1."""
+    return bytes((number,)) if number < 128 else bytes((number % 128 + 128,)) + lengthened(number // 128)
+
+
+STEPS = st.one_of(
+    st.builds(literal, st.sampled_from([0x00, 0x10, 0x40]), NAMES, st.binary(max_size=3)),
+    st.sampled_from([b"\x82", b"\xbe", b"\xbf", b"\xc0"]),  # of the static table, and the newest three
+    st.sampled_from([b"\x20\x3f\xe1\x1f", b"\x3f\x45", b"\x3f\xe1\x1f"]),  # the table's size: 0, 100 and 4096 bytes
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.lists(STEPS, min_size=1, max_size=3).map(b"".join), min_size=1, max_size=4), st.data())
+def test_a_block_that_came_before_is_read_by_the_table_as_it_is_now(blocks: list[bytes], data: st.DataObject) -> None:
+    ours, plain = HeaderDecoder(1 << 20), Decoder()
+    for _ in range(30):
+        block = data.draw(st.sampled_from(blocks))
+        try:
+            expected = tuple(plain.decode(block, raw=True))
+        except HPACKError:
+            with pytest.raises(ConnectionProblem):
+                ours.decode(block)
+            return
+        assert ours.decode(block) == expected
 
 
 @settings(deadline=None)

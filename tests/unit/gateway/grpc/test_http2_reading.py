@@ -40,11 +40,11 @@ WHOLE = b"".join(
 )
 CAME = [
     ("control", SETTINGS, 0, b""),
-    ("headers", 1, list(HEADER), False),
+    ("headers", 1, HEADER, False),
     ("control", PING, 0, bytes(8)),
     ("data", 1, b"fox", 6, False),
     ("data", 1, b"", 0, True),
-    ("headers", 3, list(HEADER), True),
+    ("headers", 3, HEADER, True),
 ]
 
 
@@ -65,7 +65,7 @@ class Notes:
     def data(self, stream: int, data: bytes, size: int, *, end: bool) -> None:
         self.came.append(("data", stream, data, size, end))
 
-    def headers(self, stream: int, headers: list[Header], *, end: bool) -> None:
+    def headers(self, stream: int, headers: tuple[Header, ...], *, end: bool) -> None:
         self.came.append(("headers", stream, headers, end))
 
     def control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:

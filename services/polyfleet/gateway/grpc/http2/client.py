@@ -137,7 +137,7 @@ class StreamingCall(asyncio.Protocol):
             return 0
         return PREFIX_BYTES + size if PREFIX_BYTES + size <= len(parts) else 0
 
-    def headers(self, stream: int, headers: list[Header], *, end: bool) -> None:
+    def headers(self, stream: int, headers: tuple[Header, ...], *, end: bool) -> None:
         """Before the messages, or behind them with the status."""
         told = dict(headers)
         if end or told.get(b":status") != b"200":

@@ -9,7 +9,7 @@ from typing import Protocol
 from polyfleet.gateway.grpc.http2 import frames
 from polyfleet.gateway.grpc.http2.call import WINDOW, Call
 from polyfleet.gateway.grpc.http2.frames import ConnectionProblem, NotHttp2, Problem, StreamProblem
-from polyfleet.gateway.grpc.http2.heads import Head, check_fields, peer_name, read_head
+from polyfleet.gateway.grpc.http2.heads import Head, HeadReader, check_fields, peer_name
 from polyfleet.gateway.grpc.http2.hpack import Header
 from polyfleet.gateway.grpc.http2.inflow import CONNECTION_WINDOW, Inflow
 from polyfleet.gateway.grpc.http2.patience import RESET_WEIGHT
@@ -70,7 +70,7 @@ class Connection(Sender):
         self.pinged: float | None = None  # since when it was asked for a sign of life
         self.spread = random.uniform(0.9, 1.1)  # so that not all grow old together
         self._reader = FrameReader(self)
-        self._inflow = Inflow()
+        self._heads, self._inflow = HeadReader(), Inflow()
         self._num_called = self._num_idle = 0
         self._dropped = 0  # bytes that came behind its end
 
@@ -94,7 +94,7 @@ class Connection(Sender):
         if data:
             self.heard, self.pinged = self._loop.time(), None
         self._num_called = self._num_idle = 0
-        began = time.thread_time()
+        began = 0.0 if self._trusted else time.thread_time()
         try:
             self._reader.feed(data)
         except NotHttp2 as other:
@@ -103,8 +103,10 @@ class Connection(Sender):
         except ConnectionProblem as problem:
             self.part(problem.code, str(problem))
             self.close()
+        if self._trusted or self._closed:
+            return
         took = time.thread_time() - began + CALL_SECONDS * self._num_called
-        if (took > QUICK_SECONDS or self.sated) and not (self._trusted or self._closed):
+        if took > QUICK_SECONDS or self.sated:
             self._transport.pause_reading()
             self._resting = self._loop.call_later(self._server.pace.spend(took), self._go_on)
 
@@ -162,7 +164,7 @@ class Connection(Sender):
             self._inflow.took(size)
         self._grant()
 
-    def headers(self, stream: int, headers: list[Header], *, end: bool) -> None:
+    def headers(self, stream: int, headers: tuple[Header, ...], *, end: bool) -> None:
         """Of a call that begins, or ends."""
         if self._streams.begin(stream, end=end):
             self._call(stream, headers, end=end)
@@ -171,7 +173,7 @@ class Connection(Sender):
         else:
             self._trailers(call, headers, end=end)
 
-    def _trailers(self, call: Call, headers: list[Header], *, end: bool) -> None:
+    def _trailers(self, call: Call, headers: tuple[Header, ...], *, end: bool) -> None:
         try:
             check_fields(headers)
         except StreamProblem:
@@ -186,10 +188,10 @@ class Connection(Sender):
         self._count(RESET_WEIGHT)
         self.send(frames.reset(stream, code))
 
-    def _call(self, stream: int, headers: list[Header], *, end: bool) -> None:
+    def _call(self, stream: int, headers: tuple[Header, ...], *, end: bool) -> None:
         self._num_called += 1
         try:
-            head = read_head(headers)
+            head = self._heads.read(headers)
         except StreamProblem:
             return self._refuse(stream, Problem.PROTOCOL_ERROR)
         if self.left or self._streams.full:
@@ -257,8 +259,6 @@ class Connection(Sender):
     def _grant(self) -> None:
         if size := self._inflow.grant():
             self.send(frames.window_update(0, size))
-
-    # What goes.
 
     # Its life.
 

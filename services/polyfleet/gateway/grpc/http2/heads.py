@@ -9,6 +9,7 @@ from typing import NamedTuple
 from urllib.parse import quote, quote_from_bytes
 
 from polyfleet.gateway.grpc.http2.frames import StreamProblem
+from polyfleet.gateway.grpc.http2.hpack import KNOWN_BYTES, MAX_KNOWN, Header
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 BINARY = "-bin"
@@ -78,6 +79,23 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> Head:
         fault = str(error)
     length = _length(own)
     return Head(path.decode("latin-1"), metadata, timeout, encoding, size, problem, fault, length)
+
+
+class HeadReader:
+    """`read_head`, once for headers that came lately as well: most calls of a client say the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Header, ...], Head] = {}
+
+    def read(self, headers: tuple[Header, ...]) -> Head:
+        """Of decoded headers. Raises StreamProblem."""
+        if (head := self._known.get(headers)) is None:
+            head = read_head(headers)
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            if head.size <= KNOWN_BYTES:
+                self._known[headers] = head
+        return head
 
 
 def check_fields(headers: Iterable[tuple[bytes, bytes]]) -> None:

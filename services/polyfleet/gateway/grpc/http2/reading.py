@@ -43,7 +43,7 @@ class Received(Protocol):
         """Of messages; `size` of its bytes count, padding too."""
         ...
 
-    def headers(self, stream: int, headers: list[Header], *, end: bool) -> None:
+    def headers(self, stream: int, headers: tuple[Header, ...], *, end: bool) -> None:
         """Before a call's messages, or behind them."""
         ...
 
