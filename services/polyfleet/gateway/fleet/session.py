@@ -249,13 +249,18 @@ class Session:
             self._changed.call()
 
     def _pass_on(self, update: SequenceUpdate) -> bool:
-        """Whether it is good news of the worker, be it bad news of the sequence."""
+        """Whether it is good news of the worker, be it bad news of the sequence.
+
+        Ends are passed on in the next turn of the event loop: their accounts keep no other stream's token waiting.
+        """
         sequence_id = update.sequence_id
         if self._unreported:
             self._unreported.discard(sequence_id)
         ended = update.finish_reason is not None or update.error
         sink = self._sinks.pop(sequence_id, None) if ended else self._sinks.get(sequence_id)
-        if sink is not None:
+        if sink is not None and ended:
+            asyncio.get_running_loop().call_soon(sink.updated, update)
+        elif sink is not None:
             sink.updated(update)
         return not update.error or update.code in CALLERS_OWN
 
