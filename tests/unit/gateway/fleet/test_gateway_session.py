@@ -10,7 +10,7 @@ from tests.support.gateway_rig import until
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.listeners import Listeners
 from polyfleet.v1 import fleet_pb2 as pb
-from polyfleet.v1 import worker_pb2
+from polyfleet.v1 import inference_pb2, worker_pb2
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.requests import SequenceRequest
 
@@ -112,3 +112,32 @@ async def test_a_fault_of_ours_ends_one_call_and_is_logged(caplog: pytest.LogCap
         await until(lambda: len(it.calls) == 2)
     assert it.lost_for == ["the gateway failed"]
     assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == ["A session failed."]
+
+
+class Noted:
+    """A SequenceSink that notes its news in a list of all."""
+
+    def __init__(self, news: list[tuple[str, bool]]) -> None:
+        self._news = news
+
+    def updated(self, update: SequenceUpdate) -> None:
+        self._news.append((update.sequence_id, update.finish_reason is not None))
+
+    def lost(self, reason: str) -> None:
+        self._news.append((f"lost: {reason}", True))
+
+
+async def test_ends_come_behind_the_tokens_of_other_sequences_and_survive_the_session() -> None:
+    async with Dialled() as it:
+        news: list[tuple[str, bool]] = []
+        for name in ("a", "b"):
+            it.session.start(SequenceRequest(name, (1,)), Noted(news))
+        event = worker_pb2.SessionEvent()
+        event.deltas.add(sequence_id="a", token_ids=[1], finish_reason=inference_pb2.FINISH_REASON_LENGTH)
+        event.deltas.add(sequence_id="b", token_ids=[2])
+        it.calls[0].hear(event.SerializeToString())
+        assert news == [("b", False)]
+        assert it.session.num_sequences == 1
+        it.calls[0].ended.set_result("gone")
+        await until(lambda: len(news) == 3)
+    assert news[1:] == [("a", True), ("lost: gone", True)]
