@@ -118,6 +118,7 @@ def large(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
         firsts = run(engine, prompts, 1, 20).values()
         tops[ranks] = [dict(zip(first.top_ids, first.top_logprobs, strict=True)) for (first,) in firsts]
         steps[ranks] = [decode(engine, shape, size, options) for size in options.sizes]
+        say(f"{ranks} rank(s), decode of {options.sizes}: {', '.join(f'{each:.3f} ms' for each in steps[ranks])}")
         engine.close()
     yield Row("card_ranks_logprob_gap", gap(tops[1], tops[2]), "nats")
     for size, one, two in zip(options.sizes, steps[1], steps[2], strict=True):
