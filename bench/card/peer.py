@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -27,10 +27,10 @@ CAUSE = re.compile(r"\b\w*(Error|Exception): .")
 class Peer:
     """The child process; its start takes a minute or two, in which others may do what isn't measured."""
 
-    def __init__(self, folder: Path, python_path: str, context: int) -> None:
+    def __init__(self, folder: Path, python_path: str, context: int, script: str = __file__) -> None:
         """Starts it. `python_path`: where vLLM is installed; `context`: tokens of its longest sequence."""
         environment = {**os.environ, "PYTHONPATH": python_path}
-        command = [sys.executable, __file__, str(folder), str(context)]
+        command = [sys.executable, script, str(folder), str(context)]
         self._log = folder / "vllm.log"
         with self._log.open("w", encoding="utf-8") as log:
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True}
@@ -44,10 +44,14 @@ class Peer:
 
     def seconds(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> float:
         """As ours."""
+        return float(self.ask({"prompts": prompts, "new_tokens": new_tokens})["seconds"])
+
+    def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Its answer to a line of JSON."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompts": prompts, "new_tokens": new_tokens}) + "\n")
+        self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        return float(self._read()["seconds"])
+        return self._read()
 
     def close(self) -> None:
         """End it, and what it has started: vLLM's engine is a process of its own, and holds the card's memory."""

@@ -1,10 +1,14 @@
 """Benchmarks of cards: the folders that they write, and what they make of the times of streams."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 import torch
 from bench.card.apart import Found, rows
+from bench.card.clients import figures
+from bench.card.clients import rows as rows_of_clients
+from bench.card.online import closed_loop
 from bench.card.ranks import gap
 from bench.card.shapes import SHAPES, random_model, write_model
 
@@ -32,6 +36,33 @@ def test_gaps_and_throughput_are_compared_the_right_way_round() -> None:
     assert (throughput.value, throughput.peer_value) == (95.0, 100.0)
     assert throughput.ratio == pytest.approx(0.95)
     assert found["card_apart_first_p50"].ratio == pytest.approx(0.5)
+
+
+def test_clients_figures_are_over_all_tokens_and_the_whole_time() -> None:
+    stamps = [[0.0, 0.5, 0.6, 0.7], [1.0, 1.3, 1.3, 3.0]]  # sent, then each token
+    found = figures(stamps)
+    assert found.tokens_per_second == pytest.approx(6 / 3.0)
+    assert found.gap_p99 == pytest.approx(1.7, rel=0.05)  # from 1.3 to 3.0
+    assert found.first_p50 == pytest.approx(0.5)
+    rate, *_, first = rows_of_clients([found], [found._replace(tokens_per_second=4.0, first_p99=1.0)], "vllm")
+    assert rate.peer == "vllm"
+    assert rate.ratio == pytest.approx(0.5)
+    assert first.ratio == pytest.approx(1.0 / found.first_p99)
+    assert rows_of_clients([found], [], "")[0].ratio is None
+
+
+async def test_a_closed_loop_keeps_its_clients_busy_until_all_is_asked() -> None:
+    running, most, asked = 0, 0, 0
+
+    async def one() -> None:
+        nonlocal running, most, asked
+        running, asked = running + 1, asked + 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+
+    await closed_loop({"requests": 7, "clients": 3}, one)
+    assert (asked, most, running) == (7, 3, 0)
 
 
 def test_ranks_are_compared_by_their_likeliest_tokens() -> None:
