@@ -1,5 +1,5 @@
-// Attention over the paged cache, written once against F32: online softmax over chunks of positions, apart for each part
-// of ATTENTION_PART positions; parts are merged in ascending order. What a row computes depends on its own position only.
+// Attention over the paged cache, written once against F32: a softmax for each part of ATTENTION_PART positions, whose keys
+// and values are met chunk by chunk; parts are merged in ascending order. What a row computes depends on its own position only.
 //
 // Keys lie [head_dim][position] in a block, so that lanes are positions and no dot product needs a horizontal sum;
 // values lie [position][head_dim], so that lanes are columns of the output. "Vectors" below are query vectors: one
@@ -11,7 +11,8 @@ namespace {
 
 const int TILE = 6;  // query vectors computed together
 const int CHUNK = pf::ATTENTION_CHUNK;
-const int STRIDE = pf::ATTENTION_STRIDE;  // of scores, scales and converted keys: a chunk and what a last vector spills
+const int STRIDE = pf::ATTENTION_STRIDE;  // of scores and scales: a part and what a last vector spills
+const int KEY_STRIDE = pf::ATTENTION_KEY_STRIDE;  // of converted keys: a chunk and the same
 
 // out[i][0 ... V lanes] (+)= sum over j < length of left[i][j] * right[j][...], for N vectors i.
 template <int N, int V, bool ADD, typename T>
@@ -84,7 +85,7 @@ PF_INLINE State make_state(const pf::Attention &a) {
     s.dim = (int)pf::round_up(a.head_dim, pf::GROUP);
     const int64_t padded = pf::round_up(s.vectors, pf::GROUP);
     s.keys = a.scratch;
-    s.values = s.keys + (int64_t)s.dim * STRIDE;
+    s.values = s.keys + (int64_t)s.dim * KEY_STRIDE;
     s.query = s.values + (int64_t)s.dim * CHUNK;
     s.score = s.query + padded * s.dim;
     float *results = s.score + padded * STRIDE;
@@ -102,6 +103,7 @@ void scale_queries(const pf::Attention &a, const State &s) {
     }
 }
 
+// The softmax over nothing.
 void clear(const State &s, const Softmax &to) {
     memset(to.sum, 0, sizeof(float) * (size_t)s.vectors * (size_t)s.dim);
     for (int i = 0; i < s.vectors; i++) to.peak[i] = -INFINITY, to.mass[i] = 0;
@@ -115,43 +117,36 @@ PF_INLINE void cap_scores(float *score, int n, float cap) {
     }
 }
 
-// Turns scores (logarithms to base 2) of positions [first, first + count) into weights under the running maximum; those a row may not see
-// become 0. Returns without touching `sum` when the maximum stays.
-void softmax(const pf::Attention &a, const State &s, const Softmax &to, int first, int count) {
+// Turns scores (logarithms to base 2) of positions [begin, end) into weights, 1 of the largest one; those a row may not see become 0.
+void softmax(const pf::Attention &a, const State &s, const Softmax &to, int begin, int end) {
     for (int i = 0; i < s.vectors; i++) {
-        float *score = s.score + i * STRIDE;
-        int seen = a.position + i / a.heads + 1 - first;
-        const int hidden = a.window && seen > a.window ? seen - a.window : 0;  // positions before the window
-        if (seen > count) seen = count;
-        if (a.cap && seen > hidden) cap_scores(score, seen, a.cap * LOG2_E);
-        for (int p = seen < 0 ? 0 : seen; p < CHUNK; p++) score[p] = -INFINITY;
-        for (int p = 0; p < hidden && p < seen; p++) score[p] = -INFINITY;
+        float *score = s.score + (int64_t)i * STRIDE;
+        const int last = a.position + i / a.heads + 1, first = a.window ? last - a.window : 0;  // positions that it sees
+        const int seen = (last < end ? last : end) - begin, hidden = first > begin ? first - begin : 0;
         if (seen <= hidden) {
-            for (int p = 0; p < count; p++) score[p] = 0;
+            memset(score, 0, sizeof(float) * (size_t)(end - begin));
+            to.peak[i] = -INFINITY, to.mass[i] = 0;
             continue;
         }
-        int lanes = (int)pf::round_up(seen, F32::width);
-        F32 best = broadcast(to.peak[i]);
-        for (int p = 0; p < lanes; p += F32::width) best = maximum(best, load(score + p));
-        float peak = largest(best);
-        F32 mass = broadcast(0);
-        for (int p = 0; p < lanes; p += F32::width) {
+        const int from = hidden / F32::width * F32::width, lanes = (int)pf::round_up(seen, F32::width);
+        if (a.cap) cap_scores(score + from, seen - from, a.cap * LOG2_E);
+        for (int p = from; p < hidden; p++) score[p] = -INFINITY;
+        for (int p = seen; p < lanes; p++) score[p] = -INFINITY;
+        F32 best = broadcast(-INFINITY), mass = broadcast(0);
+        for (int p = from; p < lanes; p += F32::width) best = maximum(best, load(score + p));
+        const float peak = largest(best);
+        for (int p = from; p < lanes; p += F32::width) {
             F32 e = exponential2(load(score + p) - broadcast(peak));
             store(score + p, e);
             mass = mass + e;
         }
-        for (int p = seen; p < count; p++) score[p] = 0;
+        for (int p = seen; p < end - begin; p++) score[p] = 0;
         for (int p = 0; p < hidden; p++) score[p] = 0;
-        float shrink = to.peak[i] == peak ? 1 : exp2f(to.peak[i] - peak);
-        to.mass[i] = to.mass[i] * shrink + sum(mass);
-        to.peak[i] = peak;
-        if (shrink != 1)
-            for (int d = 0; d < s.dim; d += F32::width)
-                store(to.sum + (int64_t)i * s.dim + d, load(to.sum + (int64_t)i * s.dim + d) * broadcast(shrink));
+        to.peak[i] = peak, to.mass[i] = sum(mass);
     }
 }
 
-// Calls piece(offset in chunk, length, block, position inside it) for each run of positions that lies within one block.
+// Calls piece(offset behind first, length, block, position inside it) for each run of positions that lies within one block.
 template <typename F>
 PF_INLINE void for_blocks(const pf::Attention &a, int first, int count, F piece) {
     for (int done = 0; done < count;) {
@@ -162,7 +157,7 @@ PF_INLINE void for_blocks(const pf::Attention &a, int first, int count, F piece)
     }
 }
 
-// The same with where its keys and values lie, halves or codes: piece(offset in chunk, length, keys, values).
+// The same with where its keys and values lie, halves or codes: piece(offset behind first, length, keys, values).
 template <typename T, typename F>
 PF_INLINE void for_pieces(const pf::Attention &a, int first, int count, F piece) {
     for_blocks(a, first, count, [&](int at, int length, int64_t block, int inside) {
@@ -172,8 +167,8 @@ PF_INLINE void for_pieces(const pf::Attention &a, int first, int count, F piece)
     });
 }
 
-// Multiplies what each vector has for a chunk's positions by the scales of codes there, `offset` behind each block of
-// `blocks`. Scales of a chunk are put side by side first: what one piece spills, the next overwrites or nobody reads.
+// Multiplies what each vector has for a part's positions by the scales of codes there, `offset` behind each block of
+// `blocks`. Scales of a part are put side by side first: what one piece spills, the next overwrites or nobody reads.
 void scale_positions(const pf::Attention &a, const State &s, int first, int count, const uint8_t *blocks, int64_t size,
                      int64_t offset) {
     float scales[STRIDE];
@@ -200,39 +195,45 @@ PF_INLINE void scale_weights(const pf::Attention &a, const State &s, int first, 
 // before and behind the softmax.
 template <typename T>
 void attend_direct(const pf::Attention &a, const State &s, const Softmax &to, int begin, int end) {
-    for (int first = begin; first < end; first += CHUNK) {
-        int count = end - first < CHUNK ? end - first : CHUNK;
-        for_pieces<T>(a, first, count, [&](int at, int length, const T *keys, const T *) {
-            product_vectors<false>(s.vectors, s.query, s.dim, keys, a.key_stride, a.head_dim, length, s.score + at, STRIDE);
-        });
-        scale_scores(a, s, first, count);
-        softmax(a, s, to, first, count);
-        scale_weights(a, s, first, count);
-        for_pieces<T>(a, first, count, [&](int at, int length, const T *, const T *values) {
-            product_vectors<true>(s.vectors, s.score + at, STRIDE, values, a.value_stride, length, s.dim, to.sum, s.dim);
-        });
-    }
+    for_pieces<T>(a, begin, end - begin, [&](int at, int length, const T *keys, const T *) {
+        product_vectors<false>(s.vectors, s.query, s.dim, keys, a.key_stride, a.head_dim, length, s.score + at, STRIDE);
+    });
+    scale_scores(a, s, begin, end - begin);
+    softmax(a, s, to, begin, end);
+    scale_weights(a, s, begin, end - begin);
+    for_pieces<T>(a, begin, end - begin, [&](int at, int length, const T *, const T *values) {
+        product_vectors<true>(s.vectors, s.score + at, STRIDE, values, a.value_stride, length, s.dim, to.sum, s.dim);
+    });
+}
+
+// Calls chunk(first position, how many) for each chunk of a part.
+template <typename F>
+PF_INLINE void for_chunks(int begin, int end, F chunk) {
+    for (int first = begin; first < end; first += CHUNK) chunk(first, end - first < CHUNK ? end - first : CHUNK);
 }
 
 // Many vectors share each chunk: convert it to float once.
 template <typename T>
 void attend_converted(const pf::Attention &a, const State &s, const Softmax &to, int begin, int end) {
-    for (int first = begin; first < end; first += CHUNK) {
-        int count = end - first < CHUNK ? end - first : CHUNK;
-        for_pieces<T>(a, first, count, [&](int at, int length, const T *keys, const T *values) {
+    for_chunks(begin, end, [&](int first, int count) {
+        for_pieces<T>(a, first, count, [&](int at, int length, const T *keys, const T *) {
             for (int d = 0; d < a.head_dim; d++)
                 for (int p = 0; p < length; p += F32::width)
-                    store(s.keys + d * STRIDE + at + p, load(keys + (int64_t)d * a.key_stride + p));
+                    store(s.keys + d * KEY_STRIDE + at + p, load(keys + (int64_t)d * a.key_stride + p));
+        });
+        product_vectors<false>(s.vectors, s.query, s.dim, s.keys, KEY_STRIDE, a.head_dim, count, s.score + (first - begin), STRIDE);
+    });
+    scale_scores(a, s, begin, end - begin);
+    softmax(a, s, to, begin, end);
+    scale_weights(a, s, begin, end - begin);
+    for_chunks(begin, end, [&](int first, int count) {
+        for_pieces<T>(a, first, count, [&](int at, int length, const T *, const T *values) {
             for (int p = 0; p < length; p++)
                 for (int d = 0; d < s.dim; d += F32::width)
                     store(s.values + (int64_t)(at + p) * s.dim + d, load(values + (int64_t)p * a.value_stride + d));
         });
-        product_vectors<false>(s.vectors, s.query, s.dim, s.keys, STRIDE, a.head_dim, count, s.score, STRIDE);
-        scale_scores(a, s, first, count);
-        softmax(a, s, to, first, count);
-        scale_weights(a, s, first, count);
-        product_vectors<true>(s.vectors, s.score, STRIDE, s.values, s.dim, count, s.dim, to.sum, s.dim);
-    }
+        product_vectors<true>(s.vectors, s.score + (first - begin), STRIDE, s.values, s.dim, count, s.dim, to.sum, s.dim);
+    });
 }
 
 // Adds a later part to the total.

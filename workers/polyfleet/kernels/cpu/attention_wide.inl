@@ -78,13 +78,13 @@ PF_INLINE void score_tiles(const float *query, int dim, const uint16_t *keys, fl
 }
 
 // Adds the chunk's weighted values to the sums of 16 vectors, 32 columns at a time.
-PF_INLINE void value_tiles(const float *score, const uint16_t *values, int dim, float *sum) {
+PF_INLINE void value_tiles(const uint16_t *score, const uint16_t *values, int dim, float *sum) {
     for (int d = 0; d < dim; d += 32) {
         _tile_loadd(0, sum + d, dim * 4);
         _tile_loadd(1, sum + d + 16, dim * 4);
         for (int p = 0; p < CHUNK; p += 32) {
             const uint16_t *right = values + (p / 32 * (dim / 16) + d / 16) * TILE_NUMBERS;
-            _tile_loadd(4, halves(score) + p, STRIDE * 4);
+            _tile_loadd(4, score + p, STRIDE * 4);
             _tile_loadd(5, right, 64);
             _tile_dpbf16ps(0, 4, 5);
             _tile_loadd(6, right + TILE_NUMBERS, 64);
@@ -99,23 +99,25 @@ PF_INLINE void value_tiles(const float *score, const uint16_t *values, int dim, 
 template <typename T>
 void attend_tiles(const pf::Attention &a, const State &s, const Softmax &to, int begin, int end) {
     uint16_t *keys = halves(s.keys), *values = halves(s.values);
-    for (int first = begin; first < end; first += CHUNK) {
-        const int count = end - first < CHUNK ? end - first : CHUNK;
+    for_chunks(begin, end, [&](int first, int count) {
         convert_keys<T>(a, first, count, keys);
+        for (int i = 0; i < s.vectors; i += 16)
+            score_tiles(s.query + (int64_t)i * s.dim, s.dim, keys, s.score + (int64_t)i * STRIDE + (first - begin));
+    });
+    scale_scores(a, s, begin, end - begin);
+    softmax(a, s, to, begin, end);
+    scale_weights(a, s, begin, end - begin);
+    const int whole = (int)pf::round_up(end - begin, CHUNK);
+    for (int i = 0; i < s.vectors; i++) {
+        float *score = s.score + (int64_t)i * STRIDE;
+        for (int p = end - begin; p < whole; p++) score[p] = 0;
+        round_in_place(score, whole);
+    }
+    for_chunks(begin, end, [&](int first, int count) {
         convert_values<T>(a, first, count, values);
         for (int i = 0; i < s.vectors; i += 16)
-            score_tiles(s.query + (int64_t)i * s.dim, s.dim, keys, s.score + (int64_t)i * STRIDE);
-        scale_scores(a, s, first, count);
-        softmax(a, s, to, first, count);
-        scale_weights(a, s, first, count);
-        for (int i = 0; i < s.vectors; i++) {
-            float *score = s.score + (int64_t)i * STRIDE;
-            for (int p = count; p < CHUNK; p++) score[p] = 0;
-            round_in_place(score, CHUNK);
-        }
-        for (int i = 0; i < s.vectors; i += 16)
-            value_tiles(s.score + (int64_t)i * STRIDE, values, s.dim, to.sum + (int64_t)i * s.dim);
-    }
+            value_tiles(halves(s.score + (int64_t)i * STRIDE) + (first - begin), values, s.dim, to.sum + (int64_t)i * s.dim);
+    });
 }
 
 void attend_wide(const pf::Attention &a) {

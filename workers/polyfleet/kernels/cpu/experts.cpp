@@ -183,7 +183,7 @@ void Executor::enter_experts(const Stage &stage, std::atomic<int> &claimed, int 
             else if (stage.at.factor > 0)
                 gate_tile(gate, up, count, stage.at.factor);
             else
-                kernels_.silu_mul(gate, up, count * GROUP, gate);
+                kernels_.silu_mul(gate, up, 1, 0, count * GROUP, gate, 0);
             const int valid = std::min(GROUP, stage.down->columns - inside * GROUP);
             for (int i = 0; i < count; i++)
                 memcpy(inside_.values + (int64_t)(visits.first + i) * inside_.stride + inside * GROUP, gate + i * GROUP,

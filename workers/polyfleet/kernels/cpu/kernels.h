@@ -88,9 +88,9 @@ struct Attention {
     float *partial;   // null: out is final. Else the softmax of one part goes here, attention_partial(…) floats
 };
 
-const int ATTENTION_CHUNK = 64;  // positions handled at a time
+const int ATTENTION_CHUNK = 64;  // positions whose keys or values are converted at a time
 const int ATTENTION_PART = 256;  // positions whose softmax is computed apart, from multiples of it on: a unit of work
-const int ATTENTION_STRIDE = ATTENTION_CHUNK + GROUP;
+const int ATTENTION_STRIDE = ATTENTION_PART + GROUP, ATTENTION_KEY_STRIDE = ATTENTION_CHUNK + GROUP;
 const int ATTENTION_ROWS = 16;   // query rows of a unit of work
 
 // Floats that the softmax of one part takes; vectors are rows * heads.
@@ -100,7 +100,7 @@ static inline size_t attention_partial(int head_dim, int vectors) {
 
 static inline size_t attention_scratch(int head_dim, int vectors) {
     size_t dim = round_up(head_dim, GROUP), padded = round_up(vectors, GROUP);
-    return 2 * dim * ATTENTION_STRIDE + padded * (dim + ATTENTION_STRIDE) + 2 * attention_partial(head_dim, vectors);
+    return 2 * dim * ATTENTION_KEY_STRIDE + padded * (dim + ATTENTION_STRIDE) + 2 * attention_partial(head_dim, vectors);
 }
 
 // What an adapter adds to one weight: see PfLowRank of abi.h.
@@ -145,7 +145,8 @@ struct Kernels {
     void (*linear[MAX_LINEAR])(const Outputs *outputs, int num_outputs, const Rows &rows, int first, int count, int out_stride);
     const char *linear_name[MAX_LINEAR];
 
-    void (*silu_mul)(const float *gate, const float *up, int n, float *y);
+    // Of rows of n numbers, of gate and up `stride` apart.
+    void (*silu_mul)(const float *gate, const float *up, int rows, int stride, int n, float *y, int y_stride);
     void (*rotate)(float *x, const float *cosine, const float *sine, int half_dim);  // half-split pairs (i, i + half_dim)
     bool (*store_half)(const float *x, int n, int stride, uint16_t *out);  // false when not all are finite then
     // The same as codes of -127 ... 127 and what they count times: the largest magnitude / 127, rounded to bfloat16.

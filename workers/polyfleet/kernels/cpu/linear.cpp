@@ -130,8 +130,9 @@ void Executor::finish_unit(const Stage &stage, int unit, int first, int count, f
     const Piece &piece = stage.pieces[(size_t)(unit * stage.unit)];
     switch (stage.at.epilogue) {
         case PF_THEN_SILU_MUL:
-            kernels_.silu_mul(tile, tile + count * GROUP, count * GROUP, tile);
-            [[fallthrough]];
+            kernels_.silu_mul(tile, tile + count * GROUP, count, GROUP, piece.valid, row(stage.at.output, first) + piece.column,
+                              strides_[(size_t)stage.at.output]);
+            break;
         case PF_STORE:
             for (int i = 0; i < count; i++)
                 memcpy(row(stage.at.output, first + i) + piece.column, tile + i * GROUP, (size_t)piece.valid * sizeof(float));

@@ -5,36 +5,44 @@
 namespace {
 
 void norm(const float *x, const float *residual, float *total, const float *weight, float eps, int n, float *y) {
-    F32 squares = broadcast(0);
+    const int sums = 4;  // a sum waits for the one before
+    F32 squares[sums];
+    for (int j = 0; j < sums; j++) squares[j] = broadcast(0);
     float rest = 0;
     int i = 0;
-    for (; i + F32::width <= n; i += F32::width) {
-        F32 a = load(x + i);
-        if (residual) a = a + load(residual + i);
-        if (total) store(total + i, a);
-        store(y + i, a);
-        squares = multiply_add(a, a, squares);
-    }
+    auto enter = [&](int at, F32 &sum) {
+        F32 a = load(x + at);
+        if (residual) a = a + load(residual + at);
+        if (total) store(total + at, a);
+        store(y + at, a);
+        sum = multiply_add(a, a, sum);
+    };
+    for (; i + sums * F32::width <= n; i += sums * F32::width)
+        for (int j = 0; j < sums; j++) enter(i + j * F32::width, squares[j]);
+    for (; i + F32::width <= n; i += F32::width) enter(i, squares[0]);
     for (; i < n; i++) {
         float a = x[i] + (residual ? residual[i] : 0);
         if (total) total[i] = a;
         y[i] = a;
         rest += a * a;
     }
-    float factor = 1 / sqrtf((sum(squares) + rest) / (float)n + eps);
+    const float all = sum((squares[0] + squares[1]) + (squares[2] + squares[3])) + rest;
+    const float factor = 1 / sqrtf(all / (float)n + eps);
     for (i = 0; i + F32::width <= n; i += F32::width)
         store(y + i, load(y + i) * broadcast(factor) * load(weight + i));
     for (; i < n; i++) y[i] = y[i] * factor * weight[i];
 }
 
-void silu_mul(const float *gate, const float *up, int n, float *y) {
-    int i = 0;
-    for (; i + F32::width <= n; i += F32::width) {
-        F32 g = load(gate + i);
-        F32 e = exponential2(minimum(broadcast(126), g * broadcast(-LOG2_E)));
-        store(y + i, g / (broadcast(1) + e) * load(up + i));
+void silu_mul(const float *gate, const float *up, int rows, int stride, int n, float *y, int y_stride) {
+    for (; rows > 0; rows--, gate += stride, up += stride, y += y_stride) {
+        int i = 0;
+        for (; i + F32::width <= n; i += F32::width) {
+            F32 g = load(gate + i);
+            F32 e = exponential2(minimum(broadcast(126), g * broadcast(-LOG2_E)));
+            store(y + i, g / (broadcast(1) + e) * load(up + i));
+        }
+        for (; i < n; i++) y[i] = gate[i] / (1 + expf(-gate[i])) * up[i];
     }
-    for (; i < n; i++) y[i] = gate[i] / (1 + expf(-gate[i])) * up[i];
 }
 
 void rotate(float *x, const float *cosine, const float *sine, int half_dim) {
@@ -166,8 +174,54 @@ bool store_codes(const float *x, int n, int stride, int8_t *out, uint16_t *scale
     return finite;
 }
 
+#if defined(__AVX512VNNI__)
+
+// Of each of four vectors of numbers and their operation over all lanes: in each lane of quarter i, that of vector i.
+template <typename Operation>
+PF_INLINE __m512i reduce_four(const __m512i x[4], Operation operation) {
+    __m512i half[2];
+    for (int i = 0; i < 2; i++)
+        half[i] = operation(_mm512_shuffle_i32x4(x[2 * i], x[2 * i + 1], 0x44), _mm512_shuffle_i32x4(x[2 * i], x[2 * i + 1], 0xee));
+    __m512i all = operation(_mm512_shuffle_i32x4(half[0], half[1], 0x88), _mm512_shuffle_i32x4(half[0], half[1], 0xdd));
+    all = operation(all, _mm512_shuffle_epi32(all, _MM_PERM_BADC));
+    return operation(all, _mm512_shuffle_epi32(all, _MM_PERM_CDAB));
+}
+
+// Four blocks together, to the bits of quantise_block: reductions are what it waits for.
+PF_INLINE void quantise_four(const float *x, int8_t *codes, float *scale, float *sum) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff), first_of_quarters = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+    __m512i most[4], totals[4];
+    for (int b = 0; b < 4; b++) {
+        const __m512i left = _mm512_loadu_si512(x + b * pf::BLOCK), right = _mm512_loadu_si512(x + b * pf::BLOCK + 16);
+        most[b] = _mm512_max_epi32(_mm512_and_si512(left, magnitude), _mm512_and_si512(right, magnitude));
+    }
+    const __m512i reduced = reduce_four(most, [](__m512i a, __m512i b) { return _mm512_max_epi32(a, b); });
+    const __m128 peaks = _mm512_castps512_ps128(_mm512_castsi512_ps(_mm512_permutexvar_epi32(first_of_quarters, reduced)));
+    const __m128 scales = _mm_div_ps(peaks, _mm_set1_ps(127));
+    const __mmask8 counts = _mm_cmp_ps_mask(peaks, _mm_set1_ps(TINY), _CMP_GT_OQ);
+    const __m512 inverses = _mm512_castps128_ps512(_mm_maskz_div_ps(counts, _mm_set1_ps(127), peaks));
+    for (int b = 0; b < 4; b++) {
+        const __m512 inverse = _mm512_permutexvar_ps(_mm512_set1_epi32(b), inverses);
+        const __m512i left = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + b * pf::BLOCK), inverse));
+        const __m512i right = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + b * pf::BLOCK + 16), inverse));
+        totals[b] = _mm512_add_epi32(left, right);
+        _mm_storeu_si128((__m128i *)(codes + b * pf::BLOCK), _mm512_cvtsepi32_epi8(left));
+        _mm_storeu_si128((__m128i *)(codes + b * pf::BLOCK + 16), _mm512_cvtsepi32_epi8(right));
+    }
+    const __m512i total = reduce_four(totals, [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); });
+    const __m128i each = _mm512_castsi512_si128(_mm512_permutexvar_epi32(first_of_quarters, total));
+    _mm_storeu_ps(scale, scales);
+    _mm_storeu_ps(sum, _mm_mul_ps(scales, _mm_cvtepi32_ps(each)));
+}
+
+#endif
+
 void quantise(const float *x, int n, int8_t *codes, float *scale, float *sum) {
-    for (int b = 0; b < n / pf::BLOCK; b++) {
+    int b = 0;
+#if defined(__AVX512VNNI__)
+    for (; b + 4 <= n / pf::BLOCK; b += 4) quantise_four(x + b * pf::BLOCK, codes + b * pf::BLOCK, scale + b, sum + b);
+#endif
+    for (; b < n / pf::BLOCK; b++) {
         int total = quantise_block(x + b * pf::BLOCK, codes + b * pf::BLOCK, scale + b);
         sum[b] = scale[b] * (float)total;
     }

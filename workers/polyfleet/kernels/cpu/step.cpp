@@ -218,7 +218,7 @@ void Executor::silu(const Stage &stage, int thread) {
     const int rows = stage_rows(stage), columns = widths_[(size_t)stage.at.output];
     for (int i = share(rows, thread); i < share(rows, thread + 1); i++) {
         const float *gate = row(stage.at.input, i);
-        kernels_.silu_mul(gate, gate + columns, columns, row(stage.at.output, i));
+        kernels_.silu_mul(gate, gate + columns, 1, 0, columns, row(stage.at.output, i), 0);
     }
 }
 
