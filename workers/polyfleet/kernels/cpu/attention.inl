@@ -212,14 +212,19 @@ PF_INLINE void for_chunks(int begin, int end, F chunk) {
     for (int first = begin; first < end; first += CHUNK) chunk(first, end - first < CHUNK ? end - first : CHUNK);
 }
 
+// Rows of numbers, `stride` apart, as floats; whole vectors are read and written.
+template <typename T>
+PF_INLINE void convert_rows(const T *from, int64_t stride, int rows, int columns, float *to, int64_t to_stride) {
+    for (; rows > 0; rows--, from += stride, to += to_stride)
+        for (int c = 0; c < columns; c += F32::width) store(to + c, load(from + c));
+}
+
 // Many vectors share each chunk: convert it to float once.
 template <typename T>
 void attend_converted(const pf::Attention &a, const State &s, const Softmax &to, int begin, int end) {
     for_chunks(begin, end, [&](int first, int count) {
         for_pieces<T>(a, first, count, [&](int at, int length, const T *keys, const T *) {
-            for (int d = 0; d < a.head_dim; d++)
-                for (int p = 0; p < length; p += F32::width)
-                    store(s.keys + d * KEY_STRIDE + at + p, load(keys + (int64_t)d * a.key_stride + p));
+            convert_rows(keys, a.key_stride, a.head_dim, length, s.keys + at, KEY_STRIDE);
         });
         product_vectors<false>(s.vectors, s.query, s.dim, s.keys, KEY_STRIDE, a.head_dim, count, s.score + (first - begin), STRIDE);
     });
@@ -228,9 +233,7 @@ void attend_converted(const pf::Attention &a, const State &s, const Softmax &to,
     scale_weights(a, s, begin, end - begin);
     for_chunks(begin, end, [&](int first, int count) {
         for_pieces<T>(a, first, count, [&](int at, int length, const T *, const T *values) {
-            for (int p = 0; p < length; p++)
-                for (int d = 0; d < s.dim; d += F32::width)
-                    store(s.values + (int64_t)(at + p) * s.dim + d, load(values + (int64_t)p * a.value_stride + d));
+            convert_rows(values, a.value_stride, length, s.dim, s.values + (int64_t)at * s.dim, s.dim);
         });
         product_vectors<true>(s.vectors, s.score + (first - begin), STRIDE, s.values, s.dim, count, s.dim, to.sum, s.dim);
     });
