@@ -235,12 +235,24 @@ def test_any_number_of_threads_gives_the_same_numbers(instruction_set: str, thre
         np.testing.assert_array_equal(one.all_rows(count), many.all_rows(count))
 
 
-def test_rows_of_zeros_and_rows_that_are_not_finite(instruction_set: str) -> None:
-    rows = np.ones((5, 64), dtype=np.float32)
-    rows[0], rows[1, 40], rows[2, 3], rows[3] = 0, np.nan, np.inf, 1e-38
-    weight = random_weight("w", WeightFormat.Q4_1, 32, 64)
+@pytest.mark.parametrize("columns", [64, 192])  # blocks are made codes one by one, and four together
+def test_rows_of_zeros_and_rows_that_are_not_finite(instruction_set: str, columns: int) -> None:
+    rows = np.ones((5, columns), dtype=np.float32)
+    rows[0], rows[1, columns - 24], rows[2, 3], rows[3] = 0, np.nan, np.inf, 1e-38
+    weight = random_weight("w", WeightFormat.Q4_1, 32, columns)
     result = Rig(rows, linear("w"), weight, instruction_set=instruction_set).all_rows(5)
     assert np.all(result[0] == 0)
     assert not np.isfinite(result[1:3]).any()
     assert np.all(np.abs(result[3]) < 1e-30)
     assert np.isfinite(result[4]).all()
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_each_block_of_a_row_has_a_scale_of_its_own(instruction_set: str, block: int) -> None:
+    """One block a million times larger: what int8 represents in the others stays exact, and zeros stay zeros."""
+    rows = exact_rows(3, 192)
+    rows[1, 32 * block : 32 * block + 32] *= 2.0**20
+    rows[2, 32 * block : 32 * block + 32] = 0
+    weight = random_weight("w", WeightFormat.Q4_1, 16, 192)
+    result = Rig(rows, linear("w"), weight, instruction_set=instruction_set).all_rows(3)
+    check(result, rows, weight, 2e-6)
