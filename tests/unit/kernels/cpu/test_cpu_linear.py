@@ -249,7 +249,7 @@ def test_rows_of_zeros_and_rows_that_are_not_finite(instruction_set: str, column
 
 @pytest.mark.parametrize("block", range(6))
 def test_each_block_of_a_row_has_a_scale_of_its_own(instruction_set: str, block: int) -> None:
-    """One block a million times larger: what int8 represents in the others stays exact, and zeros stay zeros."""
+    """One block a million times larger than the others, or of zeros."""
     rows = exact_rows(3, 192)
     rows[1, 32 * block : 32 * block + 32] *= 2.0**20
     rows[2, 32 * block : 32 * block + 32] = 0
