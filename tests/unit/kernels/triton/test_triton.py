@@ -82,11 +82,11 @@ def attentions(tuned: Tuning) -> Cases:
         prompts = over | {"row_starts": "*i64", "tiles": "*i32"}
         cases.append((prefill.prefill_kernel, prompts, constants, launch.warps, launch.stages))
     tiled = over | {"row_starts": "*i64", "tiles": "*i32"}
-    tiled |= dict.fromkeys(("keys", "values"), f"tensordesc<bf16[64,128],{hopper.LAYOUT!r}>")
-    shape = {"KV_HEADS": 8, "GROUP": 4, "WIDTH": 128, "TILE": hopper.BLOCK_SIZE}
-    for launch in tuned.hopper:
-        constants = {**shape, "ROWS": launch.rows, "STAGES": launch.stages}
-        cases.append((hopper.hopper_prefill_kernel, tiled, constants, launch.warps, 3))
+    tiled |= dict.fromkeys(("queries", "keys", "values"), f"tensordesc<bf16[64,64],{hopper.LAYOUT!r}>")
+    if tuned.hopper is not None:
+        shapes = [{"HEADS": 32, "KV_HEADS": 8, "WIDTH": width} for width in hopper.WIDTHS]
+        tiled["works"] = "i32"
+        cases += [(hopper.hopper_prefill_kernel, tiled, shape, tuned.hopper.warps, 3) for shape in shapes]
     return cases
 
 

@@ -53,12 +53,17 @@ def plan_attention(context: KernelContext, step: Step, attention: Any) -> Any:
         return AttentionPlan(many, plan_prefill(step, tuned.prefill, tuned.short_prefill))
     single = step.num_single
     decodes = plan_decode(attention, step.tables, step.lengths, single, tuned) if single else None
-    launches = tuned.hopper if _by_hopper(context, attention) else (tuned.prefill, tuned.short_prefill)
+    by_hopper = tuned.hopper if _by_hopper(context, attention) else None
+    launches = (by_hopper, by_hopper) if by_hopper else (tuned.prefill, tuned.short_prefill)
     return AttentionPlan(decodes, plan_prefill(step, *launches) if single < step.num_sequences else None)
 
 
 def _by_hopper(context: KernelContext, attention: Attention, *, sinks: bool = False) -> bool:
-    return bool(tuning(context.device).hopper) and hopper is not None and hopper.fits(attention, context, sinks=sinks)
+    return (
+        tuning(context.device).hopper is not None
+        and hopper is not None
+        and hopper.fits(attention, context, sinks=sinks)
+    )
 
 
 def bind_attention(op: Op, context: KernelContext) -> Kernel:

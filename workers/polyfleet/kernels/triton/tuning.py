@@ -54,7 +54,7 @@ class Tuning:
     narrow: int = 0  # rows up to which steps over dense weights are narrowed (see `graph.narrow`); 0: none is
     chained: bool = False  # a kernel may be launched before the one before it has ended
     streams: tuple[tuple[Cut, ...], ...] = ()  # of bytes, of halves of them; empty: as others
-    hopper: tuple[Launch, ...] = ()  # of prompts by `hopper`: of long steps, of short ones; empty: by `prefill`
+    hopper: Launch | None = None  # of prompts by `hopper`; None: by `prefill`
 
     @property
     def most_rows(self) -> int:
@@ -120,7 +120,7 @@ TUNING = {
         chained=True,
         alone=Cut(1, 8, 1, 4, 1),
         ahead=True,
-        hopper=(Launch(64, 4, 2, 128), Launch(64, 4, 2, 64)),
+        hopper=Launch(128, 4, 2, 128),
     ),
     "gfx90a": Tuning(
         *(220, 32, Launch(32, 4, 1), Launch(32, 4, 1, 128), Launch(32, 4, 1, 64)),
