@@ -103,10 +103,7 @@ class WorkerProcess:
             with self._handling_signals():  # for as long as the lock names this process to others
                 try:
                     self._announce(server, metrics)
-                    if lock is not None:
-                        info = self._worker.info()
-                        lock.acquire(config.worker_id, info.address, info.metrics_address)
-                    await self._serve(server, metrics.port, access)
+                    await self._serve(server, metrics.port, access, lock)
                 finally:
                     await self._worker.close()
                     await end(lag)
@@ -116,6 +113,12 @@ class WorkerProcess:
         except (AuthSetupError, ConfigError, ListenError, LockedError) as error:
             raise StartError(str(error)) from None
         return self._exit_status
+
+    def _claim(self, lock: LockFile | None) -> None:
+        """From now on the lock names this process, which whoever reads it can call."""
+        if lock is not None:
+            info = self._worker.info()
+            lock.acquire(self._config.worker_id, info.address, info.metrics_address)
 
     def _announce(self, server: WorkerServer, metrics: MetricsServer) -> None:
         config = self._config
@@ -130,10 +133,15 @@ class WorkerProcess:
         self._worker.set_addresses(address, metrics_address)
         self._worker.revision.advance()
 
-    async def _serve(self, server: WorkerServer, metrics_port: int, access: FleetAccess) -> None:
-        """Serve until the end is due and drained; leaves the server stopped."""
+    async def _serve(self, server: WorkerServer, metrics_port: int, access: FleetAccess, lock: LockFile | None) -> None:
+        """Serve until the end is due and drained; leaves the server stopped. Raises LockedError."""
         config = self._config
         await server.start()
+        try:
+            self._claim(lock)
+        except LockedError:
+            await server.stop(0)
+            raise
         if self._devices is not None:
             self._devices.start(self._judged_from_thread(asyncio.get_running_loop()))
         tasks = Tasks()
