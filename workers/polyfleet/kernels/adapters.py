@@ -36,15 +36,23 @@ class AdapterTables:
         self.count, self.rank = count, rank
         self._rows = {name: weights[name].rows for op in adapts(graph) for name in op.weights}
         self._tables: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
+        self._lines: dict[tuple[str, ...], range] = {}
+        self.all_lines = 0
         for op in adapts(graph):
             rows, columns = sum(self._rows[name] for name in op.weights), weights[op.weights[0]].columns
             shapes = (count, len(op.weights) * rank, columns), (count, rows, rank)
             down, up = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
             self._tables[op.weights] = down, up
+            self._lines[op.weights] = range(self.all_lines, self.all_lines + shapes[0][1])
+            self.all_lines += shapes[0][1]
 
     def of(self, names: tuple[str, ...]) -> tuple[Tensor, Tensor]:
         """down and up of the weights of one op."""
         return self._tables[names]
+
+    def lines(self, names: tuple[str, ...]) -> range:
+        """Which of the lines of every op's `down`, one below another, are those of this one's."""
+        return self._lines[names]
 
     def rows(self, names: tuple[str, ...]) -> list[int]:
         """Of each of these weights."""

@@ -37,7 +37,7 @@ from polyfleet.kernels.triton import (  # noqa: E402
     stepping,
     writes,
 )
-from polyfleet.kernels.triton.tuning import TUNING, Tuning  # noqa: E402
+from polyfleet.kernels.triton.tuning import TUNING, Cut, Tuning  # noqa: E402
 
 ROOT = Path(__file__).parents[4]
 TARGETS = {
@@ -205,30 +205,28 @@ def in_float32(tuned: Tuning) -> Cases:
 def low_ranks(tuned: Tuning) -> Cases:
     """What adapters of rank 16 add to gate and up."""
     over = dict.fromkeys(("order", "firsts"), "*i64") | {"adapters": "*i32", "low": "*fp32", "count": "i32"}
-    row = {"K": 4096, "ALL": 32, "LINES": shrink.LINES, "COLUMNS": shrink.COLUMNS, "CHAINED": tuned.chained}
     both = {"NUMBER": 2, "RANK": 16, "PADDED": 16, "ROWS": adapters.FEW, "SPLITS": 4}
     shrunk, grown = over | dict.fromkeys(("x", "down"), "*bf16"), over | dict.fromkeys(("y", "up"), "*bf16")
     return [
         (adapters.shrink_kernel, shrunk, both | {"K": 4096, "STEP": adapters.COLUMNS}, 4, 3),
         (adapters.expand_kernel, grown | {"cuts": "*i32"}, both | {"N": 28672, "OUTPUTS": adapters.OUTPUTS}, 4, 3),
-        (shrink.shrink_row_kernel, shrunk, row, 4, 3),
     ]
 
 
 def products(tuned: Tuning) -> Cases:
     """Of each kind of weights a product, with what adapters add to it or without, and what unpacks them."""
-    alone = dict.fromkeys(("RANK", "SECOND", "THIRD"), 0) | {"RANKS": 1}
+    alone = dict.fromkeys(("RANK", "SECOND", "THIRD"), 0) | dict.fromkeys(("RANKS", "SHRUNK", "COLUMNS"), 1)
     cases: Cases = []
-    types = dict.fromkeys(("x", "bias", "residual", "gain", "up", "out", "gained"), "*bf16")
+    types = dict.fromkeys(("x", "bias", "residual", "gain", "plain", "down", "up", "out", "gained"), "*bf16")
     types |= dict.fromkeys(("squares", "sums", "parts", "units", "totals", "low"), "*fp32")
-    types |= {"groups": "*i32", "arrived": "*i32", "adapters": "*i32", "rows": "i32", "eps": "fp32"}
+    types |= {"groups": "*i32", "arrived": "*i32", "adapters": "*i32", "rows": "i32", "shrinking": "i32", "eps": "fp32"}
     for kind, silu, rows in ((0, False, 16), (1, True, 32), (2, False, 64)):
         cut, packed = tuned.cut(kind, rows, silu=silu), {"codes": "*i32" if kind else "*bf16"}
         size = {"N": 4096, "K": 4096, "SQUARES": 64, "GROUP": 4096 if kind == 1 else 32}
         size["SPAN"] = 32 if kind else cut.step
         how = {"KIND": kind, "MINIMA": kind == 2, "STEP": min(size["SPAN"], cut.step), "BLOCK": cut.block, "ROWS": rows}
         around = {"SPLITS": 1 if silu else 2, "NORM": silu, "BIAS": False, "BEHIND": 1 if silu else 2}
-        around |= {"RANK": 16, "SECOND": 2048 if silu else 4096, "THIRD": 4096, "RANKS": 4} if kind < 2 else alone
+        around |= adapted(cut, rows, 2048 if silu else 4096) if kind < 2 else alone
         target = {"ASSEMBLY": tuned.assembly and kind > 0, "CHAINED": int(tuned.chained), "STAGES": cut.stages}
         target["LINES"] = 64 if tuned.ahead and kind == 0 else 0
         cases.append((linear.linear_kernel, types | packed, size | how | around | target, cut.warps, cut.stages))
@@ -243,6 +241,12 @@ def products(tuned: Tuning) -> Cases:
     whole = {"codes": "*i32", "groups": "*i32", "out": "*bf16"}
     cases.append((codes.unpack_kernel, whole, packing | {"ASSEMBLY": tuned.assembly}, 4, 3))
     return cases
+
+
+def adapted(cut: Cut, rows: int, second: int) -> dict[str, int]:
+    """Of a product [4096, ...] that takes what adapters of rank 16 add to its two weights, or one."""
+    given = {"RANK": 16, "SECOND": second, "THIRD": 4096, "RANKS": max(1, min(16, shrink.LIVE // (cut.block * rows)))}
+    return given | {"SHRUNK": shrink.LINES, "COLUMNS": shrink.COLUMNS}
 
 
 def products_of_bytes(tuned: Tuning, types: dict[str, str], alone: dict[str, int]) -> Cases:

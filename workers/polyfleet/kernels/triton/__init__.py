@@ -63,6 +63,6 @@ TRITON = (
     _implementation(OpKind.NORM_LINEAR, narrow.bind_norm_linear),
     _implementation(OpKind.NORM_SILU_MUL, narrow.bind_norm_silu_mul),
     _implementation(OpKind.ADAPT, adapters.bind_adapt, plan=adapters.plan_adapters),
-    _implementation(OpKind.SHRINK, shrink.bind_shrink),
+    _implementation(OpKind.SHRINK, shrink.bind_shrink, plan=shrink.plan_shrinks),
     _implementation(OpKind.ROPE_ATTENTION, narrow.bind_rope_attention, plan=narrow.plan_rope_attention),
 )

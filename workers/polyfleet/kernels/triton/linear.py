@@ -18,7 +18,7 @@ from polyfleet.kernels.triton import hopper_linear
 from polyfleet.kernels.triton.chaining import gdc_launch_dependents, gdc_wait
 from polyfleet.kernels.triton.codes import BYTES, DENSE, INT4, NIBBLES, numbers_of, pack_of, unpack_kernel
 from polyfleet.kernels.triton.pairs import OF_BYTES, paired_products, pairs
-from polyfleet.kernels.triton.shrink import NOT_GROWN, Grown, fetch_up, grown_of
+from polyfleet.kernels.triton.shrink import NOT_GROWN, Grown, fetch_up, grown_of, shrink_rows
 from polyfleet.kernels.triton.tuning import Cut, Tuning
 
 SILU_MUL, ADD = tl.constexpr(1), tl.constexpr(2)  # what becomes of products; 0: nothing
@@ -31,9 +31,10 @@ def linear_kernel(
     codes, x, units, totals, squares, groups, bias, residual, gain, out, gained, sums, parts, arrived, rows, eps,
     N: tl.constexpr, K: tl.constexpr, SQUARES: tl.constexpr, GROUP: tl.constexpr, MINIMA: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
-    BEHIND: tl.constexpr, low, up, adapters, RANK: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
-    RANKS: tl.constexpr, KIND: tl.constexpr, SPAN: tl.constexpr, STEP: tl.constexpr, ASSEMBLY: tl.constexpr,
-    CHAINED: tl.constexpr, LINES: tl.constexpr, STAGES: tl.constexpr,
+    BEHIND: tl.constexpr, plain, low, down, up, adapters, shrinking, RANK: tl.constexpr, SECOND: tl.constexpr,
+    THIRD: tl.constexpr, RANKS: tl.constexpr, SHRUNK: tl.constexpr, COLUMNS: tl.constexpr, KIND: tl.constexpr,
+    SPAN: tl.constexpr, STEP: tl.constexpr, ASSEMBLY: tl.constexpr, CHAINED: tl.constexpr, LINES: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """`out` [rows, N or N / 2] of x [rows, K] and weights [N, K], STEP words of a chunk at once.
 
@@ -45,9 +46,17 @@ def linear_kernel(
     are all read before it waits, and no matrix unit is needed. BYTES, NIBBLES: x are pairs in `units` [rows] with
     `totals`, sums of theirs (see `pairs`), and `codes` bytes of weights. RANK: `up` [adapters, N, RANK] times `low`
     [rows, weights * RANK] is added, of the adapter of each row, if any; the second weight begins at the output SECOND,
-    a third one at THIRD. `low` comes from the kernel right before, which has waited for x: nothing else waits for it.
+    a third one at THIRD. `shrinking` programs in front of each split's others make `low` of `plain`, which is x as it
+    was before it became pairs, SHRUNK lines of `down` and COLUMNS at once.
     """
     tile, split = tl.program_id(0), tl.program_id(1)
+    if RANK > 0:
+        tile -= shrinking
+        if tile < 0:
+            first, every = tl.program_id(0) * SPLITS + split, shrinking * SPLITS
+            ALL: tl.constexpr = RANK * (1 + (SECOND < N) + (THIRD < N))
+            shrink_rows(plain, down, adapters, low, first, every, rows, K, ALL, SHRUNK, COLUMNS, CHAINED > 0)
+            return
     dtype = out.dtype.element_ty
     HALVES: tl.constexpr = 2 if BEHIND == SILU_MUL else 1
     each = tl.arange(0, BLOCK)
@@ -79,7 +88,7 @@ def linear_kernel(
         weights = tl.load(whole, mask=there[None, :], other=0.0)
     if RANK > 0 and LINES > 0:
         fetch_up(up, adapters, output, row, rows, N, RANK)
-    if CHAINED > 0 and (RANK == 0 or KIND >= BYTES):
+    if CHAINED > 0:
         gdc_wait()
     if CHAINED == 2:
         gdc_launch_dependents()
@@ -123,14 +132,17 @@ def linear_kernel(
         total = total * tl.load(units + row, mask=present, other=0.0)[None, :]
     if KIND == BYTES and GROUP == K:
         total = total * ((tl.load(groups + output) << 16).to(tl.float32, bitcast=True) * OF_BYTES)[:, None]
-    if RANK > 0:
-        if CHAINED > 0:
-            gdc_wait()
-        total += grown_of(up, low, adapters, output, inside, row, rows, N, RANK, RANKS, SECOND, THIRD, BLOCK, ROWS)
     if NORM:
         piece = tl.arange(0, triton.next_power_of_2(SQUARES))
         known = present[:, None] & (piece < SQUARES)[None, :]
         amount = tl.sum(tl.load(squares + row[:, None] * SQUARES + piece[None, :], mask=known, other=0.0), 1)
+    place = row.to(tl.int64)[None, :] * N + output[:, None]
+    mine = inside[:, None] & present[None, :]
+    if BEHIND == ADD:
+        beside, factor = tl.load(residual + place, mask=mine, other=0.0), tl.load(gain + output)
+    if RANK > 0:
+        total += grown_of(up, low, adapters, output, inside, row, rows, N, RANK, RANKS, SECOND, THIRD, BLOCK, ROWS)
+    if NORM:
         total = total * tl.rsqrt(amount / K + eps)[None, :]
     if BIAS:
         total += tl.load(bias + output).to(tl.float32)[:, None]
@@ -142,12 +154,9 @@ def linear_kernel(
         mine = (first < N // 2)[:, None] & present[None, :]
         tl.store(out + row.to(tl.int64)[None, :] * (N // 2) + first[:, None], active, mask=mine)
     else:
-        place = row.to(tl.int64)[None, :] * N + output[:, None]
-        mine = inside[:, None] & present[None, :]
         result = total.to(dtype)
         if BEHIND == ADD:
-            result += tl.load(residual + place, mask=mine, other=0.0)
-            factor = tl.load(gain + output)
+            result += beside
             tl.store(gained + place, result * factor[:, None], mask=mine)
             wide = tl.where(mine, result.to(tl.float32), 0.0)
             tl.store(sums + row * (N // BLOCK + (1 if N % BLOCK else 0)) + tile, tl.sum(wide * wide, 0), mask=present)
@@ -233,8 +242,10 @@ def linear(matrix: Matrix, tuned: Tuning, x: Tensor, given: Operands, *, silu: b
         hopper_linear.launch((blocks, tiles, splits), met.codes, met.x, shared, cut, (rows, halves), options)
     else:
         rest = _portable(matrix, tuned, met, cut, small=small, alone=bool(alone))
-        linear_kernel[(tiles, splits)](
-            *(met.codes, met.x, *shared, *grown.operands, *grown.sizes, grown.ranks(cut.block * rows), *rest),
+        shrinking = grown.programs(splits)
+        low_rank = *grown.operands, shrinking, *grown.sizes, *grown.at_once(cut.block * rows)
+        linear_kernel[(shrinking + tiles, splits)](
+            *(met.codes, met.x, *shared, x, *low_rank, *rest),
             **{"num_warps": cut.warps, "num_stages": cut.stages, **options},
         )
     return (out, gained, sums) if behind == 2 else (out,)
