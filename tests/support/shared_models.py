@@ -53,6 +53,9 @@ OWN: Mapping[str, Mapping[str, Any]] = {  # what some state by names of their ow
     "gpt2": {"n_inner": 40, "num_key_value_heads": None},
     "gpt_bigcode": {"n_inner": 40, "num_key_value_heads": None, "multi_query": False},
     "gpt_neox": {"num_key_value_heads": 4},
+    "minicpm3": {"v_head_dim": 16},
+    "gptj": {"n_inner": 40, "rotary_dim": 4},
+    "falcon": {"ffn_hidden_size": 40, "num_kv_heads": 2, "new_decoder_architecture": True},
     "opt": {"ffn_dim": 40, "num_key_value_heads": None},
     "nemotron_h": {
         **{"hybrid_override_pattern": "ME*", "num_hidden_layers": 3, "mamba_num_heads": 8, "mamba_head_dim": 8},

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import torch
 from tests.support.tiny_kinds import CONTEXT, LAYERS, VOCABULARY, Tiny
 from tests.support.tiny_models import interleave
 
@@ -31,7 +32,7 @@ def write_gguf(tiny: Tiny, model: Any, path: Path) -> None:
     writer = gguf.GGUFWriter(path, prefix)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     bases = getattr(config, "rope_parameters", {"rope_theta": 1e4})
-    eps = next(getattr(config, name) for name in EPS if hasattr(config, name))
+    eps = next((getattr(config, name) for name in EPS if hasattr(config, name)), 1e-5)
     keys: dict[str, Any] = {
         "context_length": CONTEXT,
         "embedding_length": config.hidden_size,
@@ -87,8 +88,10 @@ def _apart(tensors: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
             yield name + ".weight", tensor.mT
         elif kind == "gpt2" and ".c_" in name and tensor.dim() == 2:
             yield name, tensor.T
-        elif "query_key_value" in name:  # of 4 heads
-            yield name, tensor.unflatten(0, (4, 3, -1)).transpose(0, 1).flatten(0, 2)
+        elif "query_key_value" in name:  # of 4 heads of queries, and as many of keys as there is room for
+            groups = tensor.unflatten(0, ((len(tensor) // 16 - 4) // 2, -1, 16))
+            sides = groups[:, :-2], groups[:, -2:-1], groups[:, -1:]
+            yield name, torch.cat([each.flatten(0, 2) for each in sides])
         elif name.endswith(".A_log"):
             yield f"{name}.", -tensor.exp().unsqueeze(1)
         elif name.endswith(".D"):

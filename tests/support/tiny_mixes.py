@@ -37,6 +37,14 @@ MIXES: Mapping[str, Tiny] = {
             "rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN},
         },
     ),
+    "hunyuan3": Tiny("hy_v3", {**MIXTURE, "head_dim": 16, "num_experts": 8, "router_scaling_factor": 1.5}),
+    "minicpm3": Tiny(
+        "minicpm3",
+        {
+            **{"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 48, "v_head_dim": 48, "scale_emb": 3.0},
+            **{"qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "scale_depth": 1.4, "dim_model_base": 32},
+        },
+    ),
     "youtu": Tiny(
         "youtu",
         {

@@ -33,7 +33,8 @@ NEW_TOKENS = 50
 ALIKE = (
     "exaone, written by transformers",
     *("qwen3.5", "qwen3.5moe", "dots1", "glm4flash", "mistral, ministral 3", "granite4, dense", "granite4, no states"),
-    *("bamba", "gpt_neox, one behind the other"),
+    *("bamba", "gpt_neox, one behind the other", "falcon, one behind the other", "falcon, one norm"),
+    *("cwm", "hunyuan3", "jais2", "solar", "youtu"),
 )
 LENGTHS = (40, 3, 70, 40)  # of prompts; the fourth begins as the first does
 

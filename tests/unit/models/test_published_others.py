@@ -68,6 +68,42 @@ YOUTU: dict[str, Any] = {
     "vocab_size": 128256,
 }  # fmt: skip
 
+FALCON: dict[str, Any] = {
+    "alibi": False, "apply_residual_connection_post_layernorm": False, "architectures": ["FalconForCausalLM"],
+    "auto_map": {"AutoConfig": "x.Y"}, "bias": False, "bos_token_id": 11, "eos_token_id": 11, "hidden_size": 4544,
+    "layer_norm_epsilon": 1e-05, "model_type": "falcon", "multi_query": True, "new_decoder_architecture": False,
+    "num_attention_heads": 71, "num_hidden_layers": 32, "parallel_attn": True, "vocab_size": 65024,
+}  # fmt: skip
+FALCON_40B: dict[str, Any] = FALCON | {
+    "hidden_size": 8192, "new_decoder_architecture": True, "num_attention_heads": 128, "num_hidden_layers": 60,
+    "num_kv_heads": 8,
+}  # fmt: skip
+GPTJ: dict[str, Any] = {
+    "activation_function": "gelu_new", "architectures": ["GPTJForCausalLM"], "attn_pdrop": 0.0, "bos_token_id": 50256,
+    "eos_token_id": 50256, "gradient_checkpointing": False, "layer_norm_epsilon": 1e-05, "model_type": "gptj",
+    "n_embd": 4096, "n_head": 16, "n_inner": None, "n_layer": 28, "n_positions": 2048, "rotary": True,
+    "rotary_dim": 64, "scale_attn_weights": True, "summary_activation": None, "summary_first_dropout": 0.1,
+    "summary_type": "cls_index", "tie_word_embeddings": False, "use_cache": True, "vocab_size": 50400,
+}  # fmt: skip
+MINICPM: dict[str, Any] = {
+    "architectures": ["MiniCPM3ForCausalLM"], "auto_map": {"AutoConfig": "x.Y"}, "bos_token_id": 1,
+    "dim_model_base": 256, "eos_token_id": [2, 73440], "hidden_act": "silu", "hidden_size": 2560,
+    "initializer_range": 0.1, "intermediate_size": 6400, "kv_lora_rank": 256, "max_position_embeddings": 32768,
+    "model_type": "minicpm3", "num_attention_heads": 40, "num_hidden_layers": 62, "num_key_value_heads": 40,
+    "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "rms_norm_eps": 1e-05, "rope_scaling": {
+        "type": "longrope", "long_factor": [1.0 + each / 8 for each in range(16)], "short_factor": [1.0] * 16,
+        "original_max_position_embeddings": 32768,
+    },
+    "scale_depth": 1.4, "scale_emb": 12, "vocab_size": 73448,
+}  # fmt: skip
+HUNYUAN: dict[str, Any] = {
+    "architectures": ["HYV3ForCausalLM"], "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+    "intermediate_size": 13312, "max_position_embeddings": 131072, "model_type": "hy_v3",
+    "moe_intermediate_size": 1536, "num_attention_heads": 64, "num_experts": 192, "num_experts_per_tok": 8,
+    "num_hidden_layers": 80, "num_key_value_heads": 8, "num_shared_experts": 1, "rms_norm_eps": 1e-05,
+    "rope_theta": 11158840.0, "router_scaling_factor": 2.826, "tie_word_embeddings": False, "vocab_size": 120832,
+}  # fmt: skip
+
 
 def read(folder: Path, stated: dict[str, Any]) -> Any:
     (folder / "config.json").write_text(json.dumps(stated))
@@ -76,7 +112,10 @@ def read(folder: Path, stated: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize(
     ("stated", "parameters"),
-    [(CWM, 32.6), (JAIS, 8.1), (HYPERCLOVA, 14.7), (SOLAR, 102.6), (MELLUM, 12.1), (YOUTU, 1.96)],
+    [
+        *((CWM, 32.6), (JAIS, 8.1), (HYPERCLOVA, 14.7), (SOLAR, 102.6), (MELLUM, 12.1), (YOUTU, 1.96)),
+        *((FALCON, 6.92), (FALCON_40B, 41.3), (GPTJ, 6.05), (MINICPM, 4.07), (HUNYUAN, 295.0)),
+    ],
 )
 def test_sizes(tmp_path: Path, stated: dict[str, Any], parameters: float) -> None:
     """So many billions, as their makers say."""
@@ -88,6 +127,12 @@ def test_what_they_mean(tmp_path: Path) -> None:
     assert read(tmp_path, CWM).windows[:5] == (0, 8192, 8192, 8192, 0)
     assert read(tmp_path, CWM | {"layer_types": None}).windows[:5] == (0, 8192, 8192, 8192, 0)
     assert read(tmp_path, HYPERCLOVA).scales.head == 0.125
+    falcon, larger = read(tmp_path, FALCON), read(tmp_path, FALCON_40B)
+    assert (falcon.num_kv_heads, falcon.parallel, falcon.own_norms) == (1, True, False)
+    assert (larger.num_kv_heads, larger.parallel, larger.own_norms) == (8, True, True)
+    assert len(read(tmp_path, GPTJ).inverse_frequencies) == 32, "64 columns of 256 turn"
+    assert read(tmp_path, MINICPM).scales.residual == pytest.approx(1.4 / 62**0.5)
+    assert read(tmp_path, HUNYUAN).dense == (0,)
     solar, mellum = read(tmp_path, SOLAR), read(tmp_path, MELLUM)
     assert (solar.dense, solar.head_norms, len(solar.inverse_frequencies)) == ((), False, 64)
     assert mellum.windows[:4] == (1024, 1024, 1024, 0)
@@ -108,6 +153,16 @@ def test_what_they_mean(tmp_path: Path) -> None:
         (SOLAR, {"scoring_func": "softmax"}, "scoring_func = 'softmax' is not supported"),
         (MELLUM, {"mlp_layer_types": ["dense"]}, "mlp_layer_types must name dense or sparse"),
         (MELLUM, {"rope_parameters": {"full_attention": {}}}, "sliding_attention is missing"),
+        (FALCON, {"alibi": True}, "alibi = true is not supported: positions must turn heads"),
+        (FALCON, {"activation": "relu"}, "the activation 'relu'"),
+        (FALCON, {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn = 2 is not supported"),
+        (FALCON, {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm = True"),
+        (GPTJ, {"rotary_dim": 512}, "rotary_dim must be even and at most the 256 columns of a head, not 512"),
+        (GPTJ, {"scale_attn_weights": False}, "scale_attn_weights = false"),
+        (MINICPM, {"scale_depth": 0}, "scale_depth must be a finite number over 0"),
+        (MINICPM, {"n_routed_experts": 4}, "n_routed_experts = 4 is not supported"),
+        (HUNYUAN, {"num_experts_per_tok": 193}, "193 of 192 experts"),
+        (HUNYUAN, {"attention_bias": True}, "attention_bias = True is not supported"),
         (YOUTU, {"n_routed_experts": 8}, "experts are not supported by this architecture"),
         (YOUTU, {"rope_interleave": False}, "rope_interleave = false is not supported"),
     ],

@@ -150,8 +150,7 @@ SHARED = {
     "mlp.shared_experts.up_proj": "shared.up",
     "mlp.shared_experts.down_proj": "shared.down",
 }
-_LAYER = {
-    **SHARED,
+LATENT_LAYER = {
     "self_attn.q_proj": "q_nope q_rope",
     "self_attn.q_a_proj": "q_a",
     "self_attn.q_a_layernorm": "q_a_norm",
@@ -188,7 +187,7 @@ DEEPSEEK3 = Architecture(
     read_folder=_read_folder3,
     read_gguf=_read_gguf,
     record=record,
-    folder_names=names.folder({**names.EXPERTS, **_LAYER}, interleaved=True),
+    folder_names=names.folder({**names.EXPERTS, **SHARED, **LATENT_LAYER}, interleaved=True),
     gguf_names=names.gguf({**names.GGUF_EXPERTS, **_GGUF_LAYER}, interleaved=True),
     sparse=True,
     notes="layers that draft are not loaded",

@@ -60,15 +60,20 @@ def scaled_decoder(
 def _read_folder(fields: Fields) -> ModelConfig:
     check_activation(fields)
     sizes = read_sizes(fields, tied=True)
-    depth, hidden = sizes["num_layers"] ** 0.5, sizes["hidden_size"]
+    layers, hidden = sizes["num_layers"], sizes["hidden_size"]
     return MiniCpmConfig(
         **sizes,
         attention_bias=fields.flag("attention_bias", False),
-        scales=Scales(
-            embedding=fields.positive("scale_emb", 1.0),
-            residual=fields.positive("scale_depth", depth) / depth,
-            head=fields.positive("dim_model_base", hidden) / hidden,
-        ),
+        scales=read_scales(fields, layers, hidden, embedding=1.0, depth=layers**0.5, base=hidden),
+    )
+
+
+def read_scales(fields: Fields, layers: int, hidden: int, *, embedding: float, depth: float, base: float) -> Scales:
+    """As MiniCPM's folders state them, or these."""
+    return Scales(
+        embedding=fields.positive("scale_emb", embedding),
+        residual=fields.positive("scale_depth", depth) / layers**0.5,
+        head=fields.positive("dim_model_base", base) / hidden,
     )
 
 

@@ -18,6 +18,7 @@ from polyfleet.models.ernie import ERNIE, ERNIE_MOE
 from polyfleet.models.exaone import EXAONE
 from polyfleet.models.exaone4 import EXAONE4
 from polyfleet.models.exaone_moe import EXAONE_MOE
+from polyfleet.models.falcon import FALCON
 from polyfleet.models.falcon_h1 import FALCON_H1
 from polyfleet.models.gemma import GEMMA2, GEMMA3
 from polyfleet.models.gemma1 import GEMMA
@@ -26,9 +27,11 @@ from polyfleet.models.glm4_moe import GLM4_FLASH, GLM4_MOE, SOLAR
 from polyfleet.models.gpt2 import GPT2, GPT_BIGCODE
 from polyfleet.models.gpt_neox import GPT_NEOX
 from polyfleet.models.gpt_oss import GPT_OSS
+from polyfleet.models.gptj import GPTJ
 from polyfleet.models.granite import GRANITE, GRANITE_MOE, HYPERCLOVA
 from polyfleet.models.granite4 import GRANITE4
 from polyfleet.models.hunyuan import HUNYUAN, HUNYUAN_MOE
+from polyfleet.models.hunyuan3 import HUNYUAN3
 from polyfleet.models.internlm2 import INTERNLM2
 from polyfleet.models.internlm3 import INTERNLM3
 from polyfleet.models.lfm2 import LFM2, LFM2_MOE
@@ -36,6 +39,7 @@ from polyfleet.models.llama import HELIUM, LLAMA
 from polyfleet.models.llama4 import LLAMA4
 from polyfleet.models.mellum import MELLUM
 from polyfleet.models.minicpm import MINICPM
+from polyfleet.models.minicpm3 import MINICPM3
 from polyfleet.models.minimax_m2 import MINIMAX_M2
 from polyfleet.models.mistral import CWM, MISTRAL
 from polyfleet.models.mixtral import MIXTRAL
@@ -66,8 +70,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         *(GRANITE_MOE, GRANITE4, OLMOE, ERNIE_MOE, HUNYUAN_MOE, PHI2, ARCEE, INTERNLM2),
         *(COHERE, COHERE2, DOTS1, GLM4_FLASH, MINIMAX_M2, LFM2, LFM2_MOE, EXAONE, TRINITY),
         *(NEMOTRON_H, FALCON_H1, BAMBA, EXAONE_MOE, LLAMA4),
-        *(CWM, HELIUM, JAIS2, HYPERCLOVA, SOLAR, MELLUM, YOUTU),
-        *(GPT2, GPT_BIGCODE, GPT_NEOX, OPT),
+        *(CWM, HELIUM, JAIS2, HYPERCLOVA, SOLAR, MELLUM, YOUTU, MINICPM3, HUNYUAN3),
+        *(GPT2, GPT_BIGCODE, GPT_NEOX, GPTJ, OPT, FALCON),
         *(BERT, ROBERTA, NOMIC_BERT, BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER),
     )
 }
