@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tests.support.tiny_kinds import CONTEXT, GRANITE, MIXTURE, PLAIN, WINDOW, YARN, Tiny
+from tests.support.tiny_kinds import CONTEXT, GRANITE, LLAMA_LIKE, MIXTURE, PLAIN, WINDOW, YARN, Tiny
 
 MIXES: Mapping[str, Tiny] = {
     "llama4": Tiny(
@@ -37,6 +37,10 @@ MIXES: Mapping[str, Tiny] = {
             "rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN},
         },
     ),
+    "olmo": Tiny("olmo", {}, "olmo", {"attention.layer_norm_epsilon": 1e-5}, LLAMA_LIKE),
+    "flexolmo": Tiny("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2}, seed=2),
+    "vaultgemma": Tiny("vaultgemma", {"head_dim": 16, "sliding_window": WINDOW}, norm_offset=1.0),
+    "nanochat": Tiny("nanochat"),
     "hunyuan3": Tiny("hy_v3", {**MIXTURE, "head_dim": 16, "num_experts": 8, "router_scaling_factor": 1.5}),
     "minicpm3": Tiny(
         "minicpm3",

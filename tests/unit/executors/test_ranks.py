@@ -31,6 +31,8 @@ from polyfleet.sampling.draw import PARAMETERS, Draws, parameters
 from polyfleet.sampling.group import GroupSampler
 from polyfleet.wire.sampling import SamplingParams
 
+TOGETHER = ("olmo2", "olmo3", "olmoe", "flexolmo", "minimax-m2")  # norms of all heads of a row need them all
+
 
 def check_equal(work: Workload, size: int) -> None:
     expected = compute(work)
@@ -45,7 +47,7 @@ def test_two_ranks_equal_one(name: str) -> None:
     check_equal(work, 2)
     sharded = shard(work.graph, 0, 2)
     kinds = [op.kind for op in sharded.graph.ops]
-    together = name.startswith(("olmo", "minimax"))  # norms of all heads of a row need them all
+    together = name in TOGETHER
     single = together or name == "nemotron_h"  # whose layers are one branch each
     mixing = (1 if single else 2) * STATED["num_hidden_layers"] - kinds.count(OpKind.CAUSAL_CONV)
     assert kinds.count(OpKind.ALL_REDUCE) >= mixing, "attention and MLP or experts are shared"

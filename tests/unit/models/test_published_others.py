@@ -104,6 +104,35 @@ HUNYUAN: dict[str, Any] = {
     "rope_theta": 11158840.0, "router_scaling_factor": 2.826, "tie_word_embeddings": False, "vocab_size": 120832,
 }  # fmt: skip
 
+OLMO: dict[str, Any] = {
+    "architectures": ["OlmoForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "clip_qkv": None,
+    "eos_token_id": 50279, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 11008,
+    "max_position_embeddings": 2048, "model_type": "olmo", "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 32, "pretraining_tp": 1, "rope_scaling": None, "rope_theta": 10000.0,
+    "tie_word_embeddings": False, "vocab_size": 50304,
+}  # fmt: skip
+FLEX_OLMO: dict[str, Any] = {
+    "architectures": ["FlexOlmoForCausalLM"], "attention_bias": False, "hidden_act": "silu", "hidden_size": 4096,
+    "intermediate_size": 11008, "max_position_embeddings": 4096, "model_type": "flex_olmo", "norm_topk_prob": False,
+    "num_attention_heads": 32, "num_experts": 7, "num_experts_per_tok": 5, "num_hidden_layers": 32,
+    "num_key_value_heads": 32, "rms_norm_eps": 1e-06, "rope_theta": 500000, "router_aux_loss_coef": 0.01,
+    "tie_word_embeddings": False, "vocab_size": 100352,
+}  # fmt: skip
+VAULT_GEMMA: dict[str, Any] = {
+    "architectures": ["VaultGemmaForCausalLM"], "attention_bias": False, "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152,
+    "intermediate_size": 6912, "layer_types": ["sliding_attention", "full_attention"] * 13,
+    "max_position_embeddings": 1024, "model_type": "vaultgemma", "num_attention_heads": 4, "num_hidden_layers": 26,
+    "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000,
+    "sliding_window": 512, "vocab_size": 256000,
+}  # fmt: skip
+NANOCHAT: dict[str, Any] = {
+    "architectures": ["NanoChatForCausalLM"], "attention_bias": False, "final_logit_softcapping": 15.0,
+    "hidden_act": "relu2", "hidden_size": 2048, "intermediate_size": 8192, "max_position_embeddings": 2048,
+    "model_type": "nanochat", "num_attention_heads": 16, "num_hidden_layers": 32, "num_key_value_heads": 16,
+    "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "tie_word_embeddings": False, "vocab_size": 65536,
+}  # fmt: skip
+
 
 def read(folder: Path, stated: dict[str, Any]) -> Any:
     (folder / "config.json").write_text(json.dumps(stated))
@@ -115,6 +144,7 @@ def read(folder: Path, stated: dict[str, Any]) -> Any:
     [
         *((CWM, 32.6), (JAIS, 8.1), (HYPERCLOVA, 14.7), (SOLAR, 102.6), (MELLUM, 12.1), (YOUTU, 1.96)),
         *((FALCON, 6.92), (FALCON_40B, 41.3), (GPTJ, 6.05), (MINICPM, 4.07), (HUNYUAN, 295.0)),
+        *((OLMO, 6.89), (FLEX_OLMO, 33.3), (VAULT_GEMMA, 1.04), (NANOCHAT, 1.88)),
     ],
 )
 def test_sizes(tmp_path: Path, stated: dict[str, Any], parameters: float) -> None:
@@ -163,6 +193,11 @@ def test_what_they_mean(tmp_path: Path) -> None:
         (MINICPM, {"n_routed_experts": 4}, "n_routed_experts = 4 is not supported"),
         (HUNYUAN, {"num_experts_per_tok": 193}, "193 of 192 experts"),
         (HUNYUAN, {"attention_bias": True}, "attention_bias = True is not supported"),
+        (OLMO, {"clip_qkv": 8.0}, "clip_qkv = 8.0 is not supported"),
+        (FLEX_OLMO, {"num_experts_per_tok": 8}, "8 of 7 experts"),
+        (VAULT_GEMMA, {"layer_types": ["full_attention"]}, "layer_types must name full_attention or sliding_attention"),
+        (NANOCHAT, {"hidden_act": "silu"}, "the activation 'silu'"),
+        (NANOCHAT, {"attention_bias": True}, "attention_bias = True is not supported"),
         (YOUTU, {"n_routed_experts": 8}, "experts are not supported by this architecture"),
         (YOUTU, {"rope_interleave": False}, "rope_interleave = false is not supported"),
     ],

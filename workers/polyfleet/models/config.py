@@ -36,6 +36,7 @@ class ModelConfig:
     wide_norms: bool = False  # whether the weights of norms stay float32: their files leave out 1, which hides digits
     layer_norms: bool = False  # whether norms go around the mean; else RMS norms
     norm_biases: bool = True  # whether norms around the mean have them
+    norm_weights: bool = True  # whether norms have some; else loading makes ones
     draft_layers: int = 0  # behind the model's own: they only draft, and are not loaded
     embeds_only: bool = False  # whether it has no logits to draw from
     causal: bool = True  # whether rows see no position behind their own; else a step takes each sequence whole

@@ -1,4 +1,5 @@
-"""Gemma 2 and 3, text: each branch between two norms whose weights leave 1 out, local and global layers."""
+"""Gemma 2 and 3, text: each branch between two norms (of VaultGemma behind one) whose weights leave 1 out, local and
+global layers."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,10 +37,14 @@ class GemmaConfig(ModelConfig):
     local_frequencies: tuple[float, ...] = ()
 
 
-def record(config: GemmaConfig, model: Recorder, *, head_norms: bool = False) -> KernelGraph:
+def record(config: GemmaConfig, model: Recorder, *, head_norms: bool = False, post_norms: bool = True) -> KernelGraph:
     """Embeddings grow with the root of the hidden size."""
     graph, ropes = model.graph, (model.rope(), model.rope(config.local_frequencies or None))
     x = model.embedding(config.hidden_size**0.5)
+
+    def behind(branch: int, name: str) -> int:
+        return model.norm(branch, name) if post_norms else branch
+
     for layer in model.layers():
         attended = model.attention(
             model.norm(x, "attention_norm"),
@@ -51,14 +56,18 @@ def record(config: GemmaConfig, model: Recorder, *, head_norms: bool = False) ->
             scale=config.attention_scale,
             soft_cap=config.attention_cap,
         )
-        x = graph.add(model.norm(attended, "attention_post_norm"), x)
+        x = graph.add(behind(attended, "attention_post_norm"), x)
         inner = model.gated_mlp(model.norm(x, "mlp_norm"), OpKind.GELU_TANH)
-        x = graph.add(model.norm(inner, "mlp_post_norm"), x)
+        x = graph.add(behind(inner, "mlp_post_norm"), x)
     return model.finish(x, soft_cap=config.logit_cap)
 
 
 def _record_gemma3(config: GemmaConfig, model: Recorder) -> KernelGraph:
     return record(config, model, head_norms=True)
+
+
+def _record_vault(config: GemmaConfig, model: Recorder) -> KernelGraph:
+    return record(config, model, post_norms=False)
 
 
 def _is_local(period: int, layer: int) -> bool:
@@ -157,6 +166,16 @@ GEMMA2 = Architecture(
     record=record,
     folder_names=names.folder(_LAYER, norm_offset=1.0),
     gguf_names=names.gguf(_GGUF_LAYER),
+)
+VAULT_GEMMA = replace(
+    GEMMA2,
+    name="vaultgemma",
+    title="VaultGemma",
+    classes=("VaultGemmaForCausalLM",),
+    model_types=("vaultgemma",),
+    gguf=(),
+    record=_record_vault,
+    folder_names=names.folder({"pre_feedforward_layernorm": "mlp_norm"}, norm_offset=1.0),
 )
 GEMMA3 = replace(
     GEMMA2,

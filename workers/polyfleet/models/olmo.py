@@ -1,7 +1,9 @@
-"""OLMo 2 and 3: norms behind attention and MLP alone, and of all queries and keys of a row before they turn. Of OLMo 3,
-layers with a window turn without scaling."""
+"""OLMo: Llama with norms around the mean, without weights. OLMo 2 and 3: norms behind attention and MLP alone, and of
+all queries and keys of a row before they turn. Of OLMo 3, layers with a window turn without scaling."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.models import names
@@ -15,6 +17,7 @@ from polyfleet.models.llama import LLAMA
 from polyfleet.models.recorder import Recorder
 from polyfleet.models.rope import inverse_frequencies
 
+_NORMS: Mapping[str, Any] = {"layer_norms": True, "norm_biases": False, "norm_weights": False}  # of OLMo 1
 PERIOD = 4  # the last of so many layers sees all
 
 
@@ -45,6 +48,17 @@ def record(config: OlmoConfig, model: Recorder) -> KernelGraph:
 
 def _is_local(layer: int) -> bool:
     return (layer + 1) % PERIOD != 0
+
+
+def _read_olmo(fields: Fields) -> ModelConfig:
+    """The first: Llama's layers, whose norms go around the mean and have no weights."""
+    check_activation(fields)
+    sizes = {**read_sizes(fields), "norm_eps": 1e-5}
+    return ModelConfig(**sizes, attention_bias=fields.flag("attention_bias", False), **_NORMS)
+
+
+def _read_gguf1(keys: GgufKeys) -> ModelConfig:
+    return ModelConfig(**keys.sizes(), **_NORMS)
 
 
 def _read_olmo2(fields: Fields) -> ModelConfig:
@@ -87,6 +101,17 @@ def _read_gguf(keys: GgufKeys) -> ModelConfig:
     return OlmoConfig(**sizes, windows=gguf_windows(keys, sizes, _is_local), local_frequencies=frequencies)
 
 
+OLMO = replace(
+    LLAMA,
+    name="olmo",
+    title="OLMo",
+    classes=("OlmoForCausalLM",),
+    model_types=("olmo",),
+    gguf=("olmo",),
+    read_folder=_read_olmo,
+    read_gguf=_read_gguf1,
+    notes="but those that clip queries, keys and values",
+)
 OLMO2 = replace(
     LLAMA,
     name="olmo2",

@@ -47,7 +47,8 @@ class Recorder:
 
     def layer_norm(self, x: int, name: str) -> int:
         """Norm of rows around their mean, with a bias where the configuration says so."""
-        weight = self._weight(name, 1, self.graph.widths[x])
+        weights, width = self._config.norm_weights, self.graph.widths[x]
+        weight = self._weight(name, 1, width) if weights else self._ones(width)
         bias = self._weight(f"{name}.bias", 1, self.graph.widths[x]) if self._config.norm_biases else ""
         return self.graph.layer_norm(x, weight, bias, self._config.norm_eps)
 
@@ -55,14 +56,14 @@ class Recorder:
         """The model's norm, of rows; an RMS norm of each `width` columns; with the configuration's eps or another."""
         if self._config.layer_norms and not width:
             return self.layer_norm(x, name)
+        if not self._config.norm_weights:
+            return self.unit_norm(x, width)
         weight, wide = self._weight(name, 1, width or self.graph.widths[x]), self._config.wide_norms and not narrow
         return self.graph.rms_norm(x, weight, eps or self._config.norm_eps, width, wide=wide)
 
-    def unit_norm(self, x: int, width: int) -> int:
-        """RMS norm of each `width` columns without a weight of the model's: of ones, which loading makes."""
-        name = f"{ONES}{width}"
-        self.shapes[name] = self._rows[name], self._columns[name] = 1, width
-        return self.graph.rms_norm(x, name, self._config.norm_eps, width)
+    def unit_norm(self, x: int, width: int = 0) -> int:
+        """RMS norm of rows, or of each `width` columns, without weights: by ones, which loading makes."""
+        return self.graph.rms_norm(x, self._ones(width or self.graph.widths[x]), self._config.norm_eps, width)
 
     def group_norm(self, x: int, name: str, groups: int) -> int:
         """RMS norm of each of so many groups of columns, which have a part of the weight each."""
@@ -193,12 +194,14 @@ class Recorder:
             x = self.graph.add(mlp(layer, normed) if mlp else self.gated_mlp(normed, bias=bias), x)
         return self.finish(x)
 
-    def post_norm_decoder(self, attend: Callable[[int, int], int]) -> KernelGraph:
-        """A decoder with norms behind attention and MLP alone."""
+    def post_norm_decoder(
+        self, attend: Callable[[int, int], int], mlp: Callable[[int, int], int] | None = None
+    ) -> KernelGraph:
+        """A decoder with norms behind attention and MLP alone; `attend` and `mlp` as of `pre_norm_decoder`."""
         x = self.embedding()
         for layer in self.layers():
             x = self.graph.add(self.norm(attend(layer, x), "attention_post_norm"), x)
-            inner = self.gated_mlp(x, bias=self._config.mlp_bias)
+            inner = mlp(layer, x) if mlp else self.gated_mlp(x, bias=self._config.mlp_bias)
             x = self.graph.add(self.norm(inner, "mlp_post_norm"), x)
         return self.finish(x)
 
@@ -217,6 +220,11 @@ class Recorder:
         biases = (self._weight(f"{head}.bias", 1, config.vocabulary_size),) if bias else ()
         logits = self.graph.linear(selected, weight, biases=biases)
         return self.graph.finish(hidden=hidden, logits=self.graph.soft_cap(logits, soft_cap))
+
+    def _ones(self, width: int) -> str:
+        name = f"{ONES}{width}"
+        self.shapes[name] = self._rows[name], self._columns[name] = 1, width
+        return name
 
     def _weight(self, name: str, rows: int, columns: int) -> str:
         name = self._prefix + name

@@ -20,7 +20,7 @@ from polyfleet.models.exaone4 import EXAONE4
 from polyfleet.models.exaone_moe import EXAONE_MOE
 from polyfleet.models.falcon import FALCON
 from polyfleet.models.falcon_h1 import FALCON_H1
-from polyfleet.models.gemma import GEMMA2, GEMMA3
+from polyfleet.models.gemma import GEMMA2, GEMMA3, VAULT_GEMMA
 from polyfleet.models.gemma1 import GEMMA
 from polyfleet.models.glm4 import GLM, GLM4
 from polyfleet.models.glm4_moe import GLM4_FLASH, GLM4_MOE, SOLAR
@@ -43,9 +43,10 @@ from polyfleet.models.minicpm3 import MINICPM3
 from polyfleet.models.minimax_m2 import MINIMAX_M2
 from polyfleet.models.mistral import CWM, MISTRAL
 from polyfleet.models.mixtral import MIXTRAL
+from polyfleet.models.nanochat import NANOCHAT
 from polyfleet.models.nemotron_h import NEMOTRON_H
-from polyfleet.models.olmo import OLMO2, OLMO3
-from polyfleet.models.olmoe import OLMOE
+from polyfleet.models.olmo import OLMO, OLMO2, OLMO3
+from polyfleet.models.olmoe import FLEX_OLMO, OLMOE
 from polyfleet.models.opt import OPT
 from polyfleet.models.phi2 import PHI2
 from polyfleet.models.phi3 import PHI3
@@ -71,6 +72,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         *(COHERE, COHERE2, DOTS1, GLM4_FLASH, MINIMAX_M2, LFM2, LFM2_MOE, EXAONE, TRINITY),
         *(NEMOTRON_H, FALCON_H1, BAMBA, EXAONE_MOE, LLAMA4),
         *(CWM, HELIUM, JAIS2, HYPERCLOVA, SOLAR, MELLUM, YOUTU, MINICPM3, HUNYUAN3),
+        *(OLMO, FLEX_OLMO, VAULT_GEMMA, NANOCHAT),
         *(GPT2, GPT_BIGCODE, GPT_NEOX, GPTJ, OPT, FALCON),
         *(BERT, ROBERTA, NOMIC_BERT, BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER),
     )

@@ -29,5 +29,5 @@ YOUTU = replace(
     gguf=(),
     read_folder=_read_folder,
     sparse=False,
-    notes="its GGUF files are DeepSeek V3's",
+    notes="",
 )
