@@ -72,6 +72,7 @@ async def test_responses_with_the_openai_client() -> None:
     [
         ({"input": "Hi", "store": True}, "store"),
         ({"input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": "Hi", "conversation": "conv_1"}, "conversation"),
         ({"input": []}, "input"),
         ({"input": [{"type": "image"}]}, "input[0].type"),
         ({"input": HI, "max_output_tokens": 0}, "max_output_tokens"),

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from tests.support import sampling_oracle
-from tests.support.drawing import Draw, sample_rows
+from tests.support.drawing import Draw, columns, sample_rows
+from torch.profiler import ProfilerActivity, profile
 
-from polyfleet.sampling.host import CANDIDATES, _likeliest
+from polyfleet.sampling.draw import Drawn
+from polyfleet.sampling.host import CANDIDATES, _likeliest, sample
 from polyfleet.wire.answers import SampledToken
 from polyfleet.wire.sampling import SamplingParams
 
@@ -215,6 +217,22 @@ def test_logprobs_without_alternatives_and_more_than_there_are() -> None:
     assert none.logprob == pytest.approx(-math.log(1 + math.exp(-1)), abs=1e-6)
     assert none.top_ids == ()
     assert all_of_them.top_ids == (1, 0)
+
+
+def test_alternatives_are_the_likeliest_of_many_and_no_thread_of_torch_is_woken_for_them() -> None:
+    logits = torch.randn(3, 49152, generator=torch.Generator().manual_seed(0)).round(decimals=1)
+    asked = columns([make_draw(SamplingParams(temperature=0.0), num_logprobs=number) for number in (0, 20, 5)])
+    likeliest = Drawn(logits.argmax(dim=-1).numpy(), np.ones(3, dtype=bool))
+    with profile(activities=[ProfilerActivity.CPU]) as run:
+        told = sample(logits, asked, likeliest=likeliest).logprobs
+    assert {"aten::topk", "aten::amax", "aten::ge", "aten::sort"}.isdisjoint(each.key for each in run.key_averages())
+    assert told is not None
+    expected = torch.log_softmax(logits.double(), dim=-1)
+    order = logits.argsort(dim=-1, descending=True, stable=True).numpy()
+    for row, number in ((1, 20), (2, 5)):
+        assert told.top_ids[row, :number].tolist() == order[row, :number].tolist()
+        assert told.top[row, :number] == pytest.approx(expected[row, order[row, :number]].numpy(), abs=1e-5)
+    assert told.drawn == pytest.approx(expected.amax(dim=-1).numpy(), abs=1e-5)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -224,23 +224,27 @@ def _logprobs(logits: Tensor, token_ids: Ints, finite: Bools, draws: Draws) -> L
     rows, vocabulary = len(draws), logits.shape[-1]
     width = min(int(draws.parameters["num_logprobs"].max()), vocabulary)
     out = Logprobs(np.zeros(rows), np.zeros((rows, width), dtype=np.int64), np.zeros((rows, width)))
-    for row in np.flatnonzero(wanted & finite):
-        values = logits[row]
-        total = float(values.amax()) + float(np.log(_mass(values[None], np.ones((1, 1)))).item())
+    told = np.flatnonzero(wanted & finite)
+    for row, values in zip(told.tolist(), _copied(logits, told), strict=True):
+        total = float(values.max()) + float(np.log(_mass(torch.from_numpy(values[None]), np.ones((1, 1)))).item())
         number = min(int(draws.parameters["num_logprobs"][row]), vocabulary)
         ids = _top(values, number)
         out.drawn[row] = float(values[token_ids[row]]) - total
-        out.top_ids[row, :number] = ids.cpu().numpy()
-        out.top[row, :number] = _host(values[ids]) - total
+        out.top_ids[row, :number] = ids
+        out.top[row, :number] = values[ids].astype(np.float64) - total
     return out
 
 
-def _top(values: Tensor, number: int) -> Tensor:
-    """The ids of the highest of one row, ties by lower id."""
+def _top(values: Logits, number: int) -> Ints:
+    """The ids of the highest of one row [V], ties by lower id.
+
+    By numpy: torch would share a row among its threads, which costs more than it saves beside those of a model.
+    """
     if not number:
-        return torch.zeros(0, dtype=torch.int64, device=values.device)
-    ids = (values >= values.topk(number).values[-1]).nonzero().flatten()
-    return ids[values[ids].sort(descending=True, stable=True).indices[:number]]
+        return np.zeros(0, dtype=np.int64)
+    least = np.partition(values, len(values) - number)[len(values) - number]
+    ids = np.flatnonzero(values >= least)
+    return ids[np.argsort(-values[ids], kind="stable")[:number]]
 
 
 def _draw(logits: Tensor, filters: Filters) -> Ints:

@@ -26,6 +26,8 @@ MOST_COLONS = 20_000  # of what is looked through for nulls: so many fields take
 LONGEST_SHOWN = 60  # characters of a value that is none of those which are possible
 LONGEST_NEUTRAL_BYTES = 1024  # of what asks for nothing, however it is laid out
 UNKNOWN = "is not a field of this request"
+STORED = ("conversation", "previous_response_id")  # fields that go on from what a server has kept
+STATELESS = "send the conversation with each request"
 SHAPE_PROBLEMS = {  # how msgspec begins, and what we say of the field
     "Object missing required field ": "is missing",
     "Object contains unknown field ": UNKNOWN,
@@ -138,7 +140,8 @@ def refuse_unsupported(body: msgspec.Struct, prefix: str = "") -> None:
     for name, neutral in UNSUPPORTED.items():
         value = getattr(body, name, NOTHING)
         if isinstance(value, msgspec.Raw) and not _is_one_of(value, neutral):
-            raise FieldError(f"{prefix}{name}", "is not supported by this server; leave it out")
+            instead = f", which keeps no responses: {STATELESS}" if name in STORED else "; leave it out"
+            raise FieldError(f"{prefix}{name}", f"is not supported by this server{instead}")
 
 
 def _is_one_of(value: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from polyfleet.gateway.http.bodies import NOTHING, NULL, Effort, Ignored, StreamOptions, Strict, Unsupported
-from polyfleet.gateway.http.decoding import decode_part, refuse_unsupported
+from polyfleet.gateway.http.decoding import STATELESS, decode_part, refuse_unsupported
 from polyfleet.gateway.http.openai import response_format, tool_choice
 from polyfleet.gateway.http.openai.translate import TEXTS, template_arguments
 from polyfleet.gateway.http.stated import Placed, function_json, one_or_all, renames_of, sampling_of, stated
@@ -122,9 +122,7 @@ RENAMES = {
 def responses_request(body: ResponsesBody, request_id: str) -> GenerateRequest:
     """The request of a response. Raises FieldError."""
     if body.store:
-        raise FieldError(
-            "store", "can't be true: this server keeps no responses; send the conversation with each request"
-        )
+        raise FieldError("store", f"can't be true: this server keeps no responses; {STATELESS}")
     if LOGPROBS in (body.include or ()):
         raise FieldError("include", f"can't have {LOGPROBS}: this server tells logprobs in chats and completions alone")
     if body.text is not None:
