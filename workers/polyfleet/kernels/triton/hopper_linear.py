@@ -23,12 +23,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from polyfleet.kernels.triton.codes import NIBBLES
+from polyfleet.kernels.triton.hopper_row import paired_row
 from polyfleet.kernels.triton.pairs import HALVES, LOWER, OF_BYTES, OF_CODES
 from polyfleet.kernels.triton.tuning import Cut
 
 AVAILABLE = triton.__version__.startswith("3.6.")
 LINE = 128  # bytes of a row at once
 LAYOUT = gl.NVMMASharedLayout(128, 8, 2)
+ALONE = 4  # rows that the matrix unit meets where there is one
 
 
 def described(data: Tensor, rows: int) -> Any:
@@ -85,8 +87,12 @@ def hopper_linear_kernel(
     N: gl.constexpr, K: gl.constexpr, SQUARES: gl.constexpr, GROUP: gl.constexpr, MINIMA: gl.constexpr,
     BLOCK: gl.constexpr, ROWS: gl.constexpr, SPLITS: gl.constexpr, NORM: gl.constexpr, BIAS: gl.constexpr,
     BEHIND: gl.constexpr, EACH: gl.constexpr, STAGES: gl.constexpr, LINE: gl.constexpr, CHAINED: gl.constexpr,
+    SPAN: gl.constexpr,
 ):  # fmt: skip
-    """As `linear_kernel`, of any number of rows; `weights` and `x` are `described`. EACH: codes of a byte, 1 or 2."""
+    """As `linear_kernel`, of any number of rows; `weights` and `x` are `described`. EACH: codes of a byte, 1 or 2.
+
+    SPAN: x is a single row as it is, which each program makes pairs of, in words' order; 0: pairs.
+    """
     upper, tile, split = gl.program_id(0) * ROWS, gl.program_id(1), gl.program_id(2)
     meeting = gl.program_id(0) * gl.num_programs(1) + tile  # where parts of the same outputs do
     dtype: gl.constexpr = out.dtype.element_ty
@@ -97,11 +103,16 @@ def hopper_linear_kernel(
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
     STEPS: gl.constexpr = K // (LINE * EACH)
     SHARE: gl.constexpr = (STEPS + SPLITS - 1) // SPLITS
-    BYTES: gl.constexpr = (BLOCK + EACH * 2 * ROWS) * LINE
+    BYTES: gl.constexpr = (BLOCK + (0 if SPAN > 0 else EACH * 2 * ROWS)) * LINE
+    PIECES: gl.constexpr = triton.next_power_of_2(EACH * SHARE)
     begin = split * SHARE
     count = gl.minimum(SHARE, STEPS - begin)
     w_ring = gl.allocate_shared_memory(weights.dtype, [STAGES, BLOCK, LINE], SHARED)
-    x_ring = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * EACH, 2 * ROWS, LINE], SHARED)
+    if SPAN > 0:
+        OF_ROW: gl.constexpr = gl.NVMMASharedLayout(64, 8, 2)  # whose first two rows lie as they are
+        x_ring = gl.allocate_shared_memory(gl.float8e4nv, [PIECES, 2 * ROWS, LINE], OF_ROW)
+    else:
+        x_ring = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * EACH, 2 * ROWS, LINE], SHARED)
     bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for each in gl.static_range(STAGES):
         mbarrier.init(bars.index(each), count=1)
@@ -126,9 +137,17 @@ def hopper_linear_kernel(
         scales = scales._reinterpret(gl.int32, [COUNT, BLOCK], FLAT)
     if CHAINED:
         gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-    for each in gl.static_range(STAGES):
-        copy_rows(x, x_ring, bars.index(each), each, upper, (begin + each) * LINE, each < count, EACH, LINE)
-    if EACH == 2:
+    if SPAN > 0:
+        unit, held = paired_row(x, x_ring, begin * EACH, count * EACH, SPAN, PIECES, LINE)
+        gl.thread_barrier()
+    else:
+        for each in gl.static_range(STAGES):
+            copy_rows(x, x_ring, bars.index(each), each, upper, (begin + each) * LINE, each < count, EACH, LINE)
+    if EACH == 2 and SPAN > 0:
+        held = gl.convert_layout(held, gl.SliceLayout(1, LINES))
+        amounts = held[:, None] + gl.zeros([COUNT, ROWS], gl.float32, LINES)
+        amounts = shared_lines(amounts)._reinterpret(gl.float32, [COUNT, ROWS], FLAT)
+    elif EACH == 2:
         row = upper + gl.arange(0, ROWS, layout=gl.SliceLayout(0, LINES))
         amounts = gl.load(totals + (part * rows)[:, None] + row[None, :], mask=(row < rows)[None, :], other=0.0)
         amounts = shared_lines(amounts)._reinterpret(gl.float32, [COUNT, ROWS], FLAT)
@@ -137,7 +156,8 @@ def hopper_linear_kernel(
         for number in range(count):
             slot = number % STAGES
             mbarrier.wait(bars.index(slot), (number // STAGES) & 1)
-            made = warpgroup_mma(w_ring.index(slot), x_ring.index(slot).permute((1, 0)), both, is_async=True)
+            other = number if SPAN > 0 else slot
+            made = warpgroup_mma(w_ring.index(slot), x_ring.index(other).permute((1, 0)), both, is_async=True)
             both = warpgroup_mma_wait(1, deps=[made])
             before = (number + STAGES - 1) % STAGES
             fill = (number > 0) & (number - 1 + STAGES < count)
@@ -145,7 +165,8 @@ def hopper_linear_kernel(
             gl.thread_barrier()
             mbarrier.expect(bars.index(before), BYTES, pred=fill)
             copy_weights(weights, w_ring.index(before), bars.index(before), tile, byte, fill, N, BLOCK, PARTS)
-            copy_rows(x, x_ring, bars.index(before), before, upper, byte, fill, EACH, LINE)
+            if SPAN == 0:
+                copy_rows(x, x_ring, bars.index(before), before, upper, byte, fill, EACH, LINE)
         both = warpgroup_mma_wait(0, deps=[both])
         total = joined(both, BLOCK, ROWS)
         scale = (gl.load(groups + output) << 16).to(gl.float32, bitcast=True) * OF_BYTES
@@ -161,8 +182,10 @@ def hopper_linear_kernel(
                 HALVES, "=r,=r,r", [packed], dtype=(gl.uint8, gl.uint8), is_pure=True, pack=4
             )
             low, high = low.to(gl.float8e4nv, bitcast=True), high.to(gl.float8e4nv, bitcast=True)
-            made = warpgroup_mma(low, x_ring.index(2 * slot).permute((1, 0)), zeros, use_acc=False, is_async=True)
-            other = warpgroup_mma(high, x_ring.index(2 * slot + 1).permute((1, 0)), zeros, use_acc=False, is_async=True)
+            tile_of = 2 * (number if SPAN > 0 else slot)
+            made = warpgroup_mma(low, x_ring.index(tile_of).permute((1, 0)), zeros, use_acc=False, is_async=True)
+            lines = x_ring.index(tile_of + 1).permute((1, 0))
+            other = warpgroup_mma(high, lines, zeros, use_acc=False, is_async=True)
             group, amount = scales.index(2 * number).load(OF_OUTPUTS), amounts.index(2 * number).load(OF_ROWS)
             both = warpgroup_mma_wait(1, deps=[made])
             total = weighed(total, both, group, amount, MINIMA, BLOCK, ROWS)
@@ -173,8 +196,11 @@ def hopper_linear_kernel(
             byte = (begin + number + STAGES) * LINE
             mbarrier.expect(bars.index(slot), BYTES, pred=fill)
             copy_weights(weights, w_ring.index(slot), bars.index(slot), tile, byte, fill, N, BLOCK, PARTS)
-            copy_rows(x, x_ring, bars.index(slot), slot, upper, byte, fill, EACH, LINE)
+            if SPAN == 0:
+                copy_rows(x, x_ring, bars.index(slot), slot, upper, byte, fill, EACH, LINE)
             total = weighed(total, both, group, amount, MINIMA, BLOCK, ROWS)
+    if SPAN > 0:
+        total = total * unit
     if CHAINED:
         gl.inline_asm_elementwise(
             "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
@@ -196,11 +222,12 @@ def hopper_linear_kernel(
         for number in gl.static_range(SPLITS):
             total += gl.load(parts + (meeting * SPLITS + number) * BLOCK * ROWS + cell, cache_modifier=".cg")
         gl.store(arrived + meeting, 0)
-    total = total * gl.load(units + row, mask=present, other=0.0)[None, :]
+    if SPAN == 0:
+        total = total * gl.load(units + row, mask=present, other=0.0)[None, :]
     if NORM:
-        PIECES: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])
-        line = upper + gl.arange(0, ROWS, layout=gl.SliceLayout(1, PIECES))
-        piece = gl.arange(0, triton.next_power_of_2(SQUARES), layout=gl.SliceLayout(0, PIECES))
+        PARTED: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])
+        line = upper + gl.arange(0, ROWS, layout=gl.SliceLayout(1, PARTED))
+        piece = gl.arange(0, triton.next_power_of_2(SQUARES), layout=gl.SliceLayout(0, PARTED))
         known = (line < rows)[:, None] & (piece < SQUARES)[None, :]
         amount = gl.sum(gl.load(squares + line[:, None] * SQUARES + piece[None, :], mask=known, other=0.0), 1)
         total = total * gl.convert_layout(gl.rsqrt(amount / K + eps), ROW)[None, :]
@@ -241,13 +268,16 @@ def fits(kind: int, matrix: Any) -> bool:
 
 
 def launch(
-    grid: tuple[int, ...], codes: Tensor, pairs: Tensor, shared: tuple[Any, ...], cut: Cut, shape: tuple[int, int],
+    grid: tuple[int, ...], codes: Tensor, x: Tensor, shared: tuple[Any, ...], cut: Cut, shape: tuple[int, int, int],
     options: dict[str, bool],
 ) -> None:  # fmt: skip
-    """Over bytes of weights and pairs [rows, 2, K]. `shape`: rows of a program, and parts that its outputs lie in."""
-    rows, parts = shape
-    weights, x = described(codes, cut.block // parts), described(pairs.flatten(0, 1), 2 * rows)
+    """Over bytes of weights and pairs [rows, 2, K], or a row.
+
+    `shape`: rows of a program, parts that its outputs lie in, and SPAN.
+    """
+    rows, parts, span = shape
+    weights, operand = described(codes, cut.block // parts), x if span else described(x.flatten(0, 1), 2 * rows)
     each = 2 if codes.dtype is torch.uint8 else 1
     hopper_linear_kernel[grid](
-        *(weights, x, *shared, each, cut.stages, LINE, bool(options)), num_warps=cut.warps, **options
+        *(weights, operand, *shared, each, cut.stages, LINE, bool(options), span), num_warps=cut.warps, **options
     )

@@ -215,17 +215,17 @@ class Met:
 def linear(matrix: Matrix, tuned: Tuning, x: Tensor, given: Operands, *, silu: bool = False) -> tuple[Tensor, ...]:
     """y; with a residual y + residual, the same times gain, and parts of its squares [rows, any]; `silu`: of halves."""
     x, count, squares = x.contiguous(), len(x), given.squares
-    met, small = _met(matrix, tuned, x), matrix.rows * matrix.columns <= SMALL
-    grown = given.grown or NOT_GROWN
-    fits = met.units is not None and grown.low is None and hopper_linear.fits(met.kind, matrix)
-    stream = tuned.stream(met.kind, count, matrix.rows) if fits else None
+    small, grown = matrix.rows * matrix.columns <= SMALL, given.grown or NOT_GROWN
+    stream = streamed(matrix, tuned, x) if grown.low is None else None
+    span = matrix.span if stream and stream.rows == 1 else 0  # of a row that is made pairs inside
+    met = _met(matrix, tuned, x, inside=span > 0)
     alone = tuned.alone if count == 1 and small and met.kind == 0 else None
     cut = stream or alone or tuned.cut(met.kind, count, silu=silu)
     halves, behind = (2 if silu else 1), 2 if given.residual is not None else int(silu)
     tiles = triton.cdiv(matrix.rows // halves, cut.block // halves)
     splits = 1 if alone else cut.splits(tiles, matrix.columns)
     rows = 1 if alone else max(8 if met.kind else 16, triton.next_power_of_2(count))
-    rows = min(rows, cut.rows)
+    rows = hopper_linear.ALONE if span else min(rows, cut.rows)
     blocks = triton.cdiv(count, rows)
     out, gained = (x.new_empty((count, matrix.rows // halves)) for _ in range(2))
     sums = torch.empty((count, tiles), dtype=torch.float32, device=x.device)
@@ -239,7 +239,7 @@ def linear(matrix: Matrix, tuned: Tuning, x: Tensor, given: Operands, *, silu: b
     )
     options = {"launch_pdl": True} if tuned.chained else {}
     if stream:
-        hopper_linear.launch((blocks, tiles, splits), met.codes, met.x, shared, cut, (rows, halves), options)
+        hopper_linear.launch((blocks, tiles, splits), met.codes, met.x, shared, cut, (rows, halves, span), options)
     else:
         rest = _portable(matrix, tuned, met, cut, small=small, alone=bool(alone))
         shrinking = grown.programs(splits)
@@ -251,13 +251,28 @@ def linear(matrix: Matrix, tuned: Tuning, x: Tensor, given: Operands, *, silu: b
     return (out, gained, sums) if behind == 2 else (out,)
 
 
-def _met(matrix: Matrix, tuned: Tuning, x: Tensor) -> Met:
-    """Pairs and bytes where the matrix unit can meet those: bytes of a word are of one group."""
+def streamed(matrix: Matrix, tuned: Tuning, x: Tensor) -> Cut | None:
+    """The cut of `hopper_linear`, which takes any number of rows; None where the kernel for all devices is taken."""
+    kind = _kind(matrix, tuned, x)
+    fits = kind >= 3 and hopper_linear.fits(kind, matrix)
+    return tuned.stream(kind, len(x), matrix.rows) if fits else None
+
+
+def _kind(matrix: Matrix, tuned: Tuning, x: Tensor) -> int:
+    """Bytes where the matrix unit can meet those by pairs: bytes of a word are of one group."""
     if matrix.kind == 0 or not tuned.bytes or x.dtype is not torch.bfloat16 or matrix.group % (4 * matrix.span):
-        return Met(matrix.kind, matrix.codes, x)
-    halved = matrix.kind == INT4
-    kind, dtype = (4, torch.uint8) if halved else (3, torch.float8_e4m3fn)
-    return Met(kind, matrix.codes.view(dtype), *pairs(x, matrix.span, sums=halved, chained=tuned.chained))
+        return matrix.kind
+    return 4 if matrix.kind == INT4 else 3
+
+
+def _met(matrix: Matrix, tuned: Tuning, x: Tensor, *, inside: bool) -> Met:
+    """`inside`: pairs are made where they are multiplied."""
+    kind = _kind(matrix, tuned, x)
+    if kind < 3:
+        return Met(kind, matrix.codes, x)
+    codes = matrix.codes.view(torch.uint8 if kind == 4 else torch.float8_e4m3fn)
+    made = (x,) if inside else pairs(x, matrix.span, sums=kind == 4, chained=tuned.chained)
+    return Met(kind, codes, *made)
 
 
 def _portable(matrix: Matrix, tuned: Tuning, met: Met, cut: Cut, *, small: bool, alone: bool) -> tuple[Any, ...]:

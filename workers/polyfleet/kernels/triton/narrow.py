@@ -14,7 +14,7 @@ from polyfleet.kernels.dispatch import Kernel
 from polyfleet.kernels.step import Step
 from polyfleet.kernels.triton.attention import fits
 from polyfleet.kernels.triton.decode import DecodePlan, Turn, decode, plan_decode
-from polyfleet.kernels.triton.linear import Matrix, Operands, linear, unpacked
+from polyfleet.kernels.triton.linear import Matrix, Operands, linear, streamed, unpacked
 from polyfleet.kernels.triton.rope import plan_rope
 from polyfleet.kernels.triton.shrink import bind_grown
 from polyfleet.kernels.triton.tuning import tuning
@@ -35,7 +35,8 @@ def bind_linear(op: Op, context: KernelContext) -> Kernel:
         if not len(x):
             return x.new_empty((0, matrix.rows))  # behind select_rows, where nothing is drawn
         if len(x) <= SLICES * tuned.most_rows:
-            pieces = [linear(matrix, tuned, piece, given)[0] for piece in torch.split(x, tuned.most_rows)]
+            each = len(x) if streamed(matrix, tuned, x) else tuned.most_rows
+            pieces = [linear(matrix, tuned, piece, given)[0] for piece in torch.split(x, each)]
             return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         out = torch.mm(x, unpacked(matrix, tuned, x.dtype).t())
         return out if bias is None else out.add_(bias)

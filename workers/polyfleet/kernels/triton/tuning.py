@@ -68,10 +68,12 @@ class Tuning:
 
     def stream(self, kind: int, rows: int, outputs: int) -> Cut | None:
         """For `hopper_linear`, which takes more rows in turns; None where the other kernel is as fast."""
-        if not self.streams or (kind == 3 and (outputs < WIDE or rows > self.streams[0][-1].rows)):
+        if not self.streams:
             return None
         cuts = self.streams[kind - 3]
-        return next((cut for cut in cuts if cut.rows >= rows), cuts[-1])
+        cut = next((cut for cut in cuts if cut.rows >= rows), cuts[-1])
+        other = kind == 3 and ((outputs < WIDE and cut.rows > 1) or rows > cut.rows)
+        return None if other else cut
 
 
 CODES_80 = (Cut(32, 32, 64, 2, 3, 256, 0), Cut(128, 32, 16, 2, 2, 256, 0))
@@ -83,8 +85,18 @@ FP8_WIDE = Cut(128, 64, 32, 4, 3, 256, 0)
 BYTES_90 = (Cut(16, 64, 256, 4, 4, 256, 2048), Cut(64, 64, 128, 4, 8, 128, 2048), Cut(128, 128, 128, 8, 4, 256, 2048))
 NIBBLES_90 = (Cut(32, 64, 0, 4, 4, 256, 0), Cut(64, 128, 0, 8, 4, 128, 0), Cut(128, 64, 0, 4, 3, 256, 0))
 STREAMS_90 = (
-    (Cut(16, 128, 0, 8, 6, 256, 0), Cut(32, 128, 0, 8, 4, 256, 0), Cut(64, 128, 0, 8, 3, 256, 0)),
-    (Cut(16, 128, 0, 8, 4, 256, 0, 8), Cut(32, 64, 0, 4, 4, 256, 0), Cut(64, 64, 0, 4, 2, 256, 0)),
+    (
+        Cut(1, 128, 0, 8, 6, 256, 0),
+        Cut(16, 128, 0, 8, 6, 256, 0),
+        Cut(32, 128, 0, 8, 4, 256, 0),
+        Cut(64, 128, 0, 8, 3, 256, 0),
+    ),
+    (
+        Cut(1, 128, 0, 8, 2, 256, 0),
+        Cut(16, 128, 0, 8, 4, 256, 0, 8),
+        Cut(32, 64, 0, 4, 4, 256, 0),
+        Cut(64, 64, 0, 4, 2, 256, 0),
+    ),
 )
 WIDE = 2**14  # outputs of fp8 from which on they are streamed
 INT4_90 = (Cut(32, 64, 64, 2, 3, 256, 0), Cut(64, 128, 32, 4, 3, 256, 0), Cut(128, 128, 16, 8, 3, 256, 0))
