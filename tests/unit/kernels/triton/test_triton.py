@@ -264,26 +264,18 @@ def products_of_bytes(tuned: Tuning, types: dict[str, str], alone: dict[str, int
         size |= {"STAGES": cut.stages, **alone}
         codes = {"codes": "*u8" if kind == 4 else "*fp8e4nv"}
         cases.append((linear.linear_kernel, types | codes, size, cut.warps, cut.stages))
-    for kind, cuts in enumerate(tuned.streams, 3):
+    for kind, streams in enumerate(tuned.streams, 3):
+        cuts = list(dict.fromkeys(each.cut for each in streams if each.cut))
         for cut, silu in zip(cuts, itertools.cycle((False, True)), strict=False):
             tiles = f"[{cut.block // 2 if silu else cut.block},128],{hopper_linear.LAYOUT!r}>"
-            alone, rows = cut.rows == 1, hopper_linear.ALONE if cut.rows == 1 else cut.rows
+            single, rows = cut.rows == 1, hopper_linear.ALONE if cut.rows == 1 else cut.rows
             pair = f"tensordesc<fp8e4nv[{2 * rows},128],{hopper_linear.LAYOUT!r}>"
-            over = types | {
-                "x": "*bf16" if alone else pair,
-                "weights": f"tensordesc<{'u8' if kind == 4 else 'fp8e4nv'}{tiles}",
-            }
+            over = types | {"x": "*bf16" if single else pair}
+            over["weights"] = f"tensordesc<{'u8' if kind == 4 else 'fp8e4nv'}{tiles}"
             size = {"N": 28672 if silu else 4096, "K": 4096, "SQUARES": 64, "GROUP": 128 if kind == 4 else 4096}
             size |= {"MINIMA": silu, "BLOCK": cut.block, "ROWS": rows, "SPLITS": 1 if silu else 4}
-            size |= {
-                "SPAN": 32 * alone,
-                "NORM": silu,
-                "BIAS": silu,
-                "BEHIND": 1 if silu else 2,
-                "EACH": kind - 2,
-                "STAGES": cut.stages,
-            }
-            size |= {"LINE": hopper_linear.LINE, "CHAINED": True}
+            size |= {"NORM": silu, "BIAS": silu, "BEHIND": 1 if silu else 2, "EACH": kind - 2, "STAGES": cut.stages}
+            size |= {"LINE": hopper_linear.LINE, "CHAINED": True, "SPAN": 32 * single}
             cases.append((hopper_linear.hopper_linear_kernel, over, size, cut.warps, 3))
     return cases
 

@@ -255,7 +255,7 @@ def streamed(matrix: Matrix, tuned: Tuning, x: Tensor) -> Cut | None:
     """The cut of `hopper_linear`, which takes any number of rows; None where the kernel for all devices is taken."""
     kind = _kind(matrix, tuned, x)
     fits = kind >= 3 and hopper_linear.fits(kind, matrix)
-    return tuned.stream(kind, len(x), matrix.rows) if fits else None
+    return tuned.stream(kind, len(x), matrix.rows, matrix.columns) if fits else None
 
 
 def _kind(matrix: Matrix, tuned: Tuning, x: Tensor) -> int:

@@ -33,6 +33,24 @@ class Cut:
         """Parts of a row's columns."""
         return max(1, min(self.most, self.programs // tiles)) if columns > self.long else 1
 
+    def share(self, outputs: int, columns: int) -> int:
+        """Columns of a program, at most."""
+        return -(-columns // self.splits(-(-outputs // self.block), columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A product that `hopper_linear` takes, or does not; a cut for one row makes that pairs itself."""
+
+    rows: int  # at most
+    cut: Cut | None
+    outputs: int = 0  # at least,
+    columns: int = 0  # and these
+
+    def takes(self, rows: int, outputs: int, columns: int) -> bool:
+        """Whether it is meant."""
+        return rows <= self.rows and outputs >= self.outputs and columns >= self.columns
+
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
@@ -53,7 +71,7 @@ class Tuning:
     assembly: bool = False  # words of codes become bfloat16 by PTX
     narrow: int = 0  # rows up to which steps over dense weights are narrowed (see `graph.narrow`); 0: none is
     chained: bool = False  # a kernel may be launched before the one before it has ended
-    streams: tuple[tuple[Cut, ...], ...] = ()  # of bytes, of halves of them; empty: as others
+    streams: tuple[tuple[Stream, ...], ...] = ()  # of bytes, of halves of them, the first that fits; empty: as others
     hopper: Launch | None = None  # of prompts by `hopper`; None: by `prefill`
 
     @property
@@ -66,16 +84,16 @@ class Tuning:
         cuts = self.halves if silu and self.halves else self.products
         return next(cut for cut in cuts[kind] if cut.rows >= rows)
 
-    def stream(self, kind: int, rows: int, outputs: int) -> Cut | None:
-        """For `hopper_linear`, which takes more rows in turns; None where the other kernel is as fast."""
-        if not self.streams:
-            return None
-        cuts = self.streams[kind - 3]
-        cut = next((cut for cut in cuts if cut.rows >= rows), cuts[-1])
-        other = kind == 3 and ((outputs < WIDE and cut.rows > 1) or rows > cut.rows)
-        return None if other else cut
+    def stream(self, kind: int, rows: int, outputs: int, columns: int) -> Cut | None:
+        """For `hopper_linear`; None where the other kernel is as fast, or alone can hold what a program has."""
+        for each in self.streams[kind - 3] if self.streams else ():
+            if each.takes(rows, outputs, columns):
+                held = kind == 4 or rows == 1
+                return None if each.cut is None or (held and each.cut.share(outputs, columns) > HELD) else each.cut
+        return None
 
 
+HELD = 8192  # columns of which shared memory has room for scales, and for a row's pairs
 CODES_80 = (Cut(32, 32, 64, 2, 3, 256, 0), Cut(128, 32, 16, 2, 2, 256, 0))
 CODES_GFX = (Cut(32, 32, 16, 2, 1, 256, 0), Cut(128, 32, 16, 4, 1, 256, 0))
 EXPERTS_80 = (Cut(16, 64, 64, 4, 4), Cut(32, 64, 64, 4, 4), Cut(64, 128, 64, 8, 3), Cut(128, 128, 32, 8, 3))
@@ -84,21 +102,29 @@ EXPERTS_GFX = (Cut(16, 64, 64, 4, 1), Cut(32, 64, 64, 4, 1), Cut(64, 128, 32, 4,
 FP8_WIDE = Cut(128, 64, 32, 4, 3, 256, 0)
 BYTES_90 = (Cut(16, 64, 256, 4, 4, 256, 2048), Cut(64, 64, 128, 4, 8, 128, 2048), Cut(128, 128, 128, 8, 4, 256, 2048))
 NIBBLES_90 = (Cut(32, 64, 0, 4, 4, 256, 0), Cut(64, 128, 0, 8, 4, 128, 0), Cut(128, 64, 0, 4, 3, 256, 0))
+WIDE = 2**14  # outputs of fp8 from which on few rows of them are streamed
 STREAMS_90 = (
     (
-        Cut(1, 128, 0, 8, 6, 256, 0),
-        Cut(16, 128, 0, 8, 6, 256, 0),
-        Cut(32, 128, 0, 8, 4, 256, 0),
-        Cut(64, 128, 0, 8, 3, 256, 0),
+        Stream(1, Cut(1, 128, 0, 8, 4, 256, 0, 8), outputs=WIDE),
+        Stream(1, Cut(1, 128, 0, 4, 6, 256, 0)),
+        Stream(16, Cut(16, 128, 0, 8, 6, 256, 0), outputs=WIDE),
+        Stream(32, Cut(32, 128, 0, 8, 4, 256, 0), outputs=WIDE),
+        Stream(64, Cut(64, 128, 0, 8, 3, 256, 0), outputs=WIDE),
+        Stream(64, None),
+        Stream(128, None, outputs=WIDE),
+        Stream(128, None, columns=8192),
+        Stream(256, Cut(64, 128, 0, 8, 4, 128, 0, 1)),
     ),
     (
-        Cut(1, 128, 0, 8, 2, 256, 0),
-        Cut(16, 128, 0, 8, 4, 256, 0, 8),
-        Cut(32, 64, 0, 4, 4, 256, 0),
-        Cut(64, 64, 0, 4, 2, 256, 0),
+        Stream(1, Cut(1, 128, 0, 8, 4, 256, 0, 8), columns=8192),
+        Stream(1, Cut(1, 128, 0, 4, 3, 256, 0)),
+        Stream(16, Cut(16, 128, 0, 8, 4, 256, 0, 8)),
+        Stream(32, Cut(32, 64, 0, 4, 3, 256, 0)),
+        Stream(128, Cut(64, 64, 0, 4, 2, 256, 0)),
+        Stream(256, Cut(64, 128, 0, 8, 3, 128, 0), columns=8192),
+        Stream(256, Cut(64, 128, 0, 8, 3, 128, 0, 1)),
     ),
 )
-WIDE = 2**14  # outputs of fp8 from which on they are streamed
 INT4_90 = (Cut(32, 64, 64, 2, 3, 256, 0), Cut(64, 128, 32, 4, 3, 256, 0), Cut(128, 128, 16, 8, 3, 256, 0))
 TUNING = {
     "sm_80": Tuning(
