@@ -12,7 +12,8 @@ from tests.support.kernel_cases import Shape, attention_over, make_context, make
 from polyfleet.graph.ops import Norm, Op, OpKind, RopeAttention
 from polyfleet.kernels.packed import Kind, Packed, pack, quantise, unpack
 from polyfleet.kernels.reference import REFERENCE
-from polyfleet.kernels.triton.linear import Matrix, Operands, linear, unpacked
+from polyfleet.kernels.triton.linear import Operands, linear, unpacked
+from polyfleet.kernels.triton.matrices import Matrix
 from polyfleet.kernels.triton.pairs import pairs
 from polyfleet.kernels.triton.tuning import Cut, Tuning, tuning
 

@@ -15,7 +15,8 @@ from polyfleet.kernels.adapters import AdapterTables, LowRank
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.packed import unpack
 from polyfleet.kernels.triton import shrink
-from polyfleet.kernels.triton.linear import Matrix, Operands, linear
+from polyfleet.kernels.triton.linear import Operands, linear
+from polyfleet.kernels.triton.matrices import Matrix
 from polyfleet.kernels.triton.shrink import Grown
 from polyfleet.kernels.triton.tuning import Tuning
 

@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polyfleet.kernels.packed import Packed
 from polyfleet.kernels.triton import hopper_linear
 from polyfleet.kernels.triton.chaining import gdc_launch_dependents, gdc_wait
-from polyfleet.kernels.triton.codes import BYTES, DENSE, INT4, NIBBLES, numbers_of, pack_of, unpack_kernel
-from polyfleet.kernels.triton.pairs import OF_BYTES, paired_products, pairs
+from polyfleet.kernels.triton.codes import BYTES, DENSE, NIBBLES, numbers_of, pack_of, unpack_kernel
+from polyfleet.kernels.triton.matrices import Matrix, Met, kind_of, met_by
+from polyfleet.kernels.triton.pairs import OF_BYTES, paired_products
 from polyfleet.kernels.triton.shrink import NOT_GROWN, Grown, fetch_up, grown_of, shrink_rows
 from polyfleet.kernels.triton.tuning import Cut, Tuning
 
@@ -164,32 +164,6 @@ def linear_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
-    """Weights as the kernel reads them, and where parts of their products meet."""
-
-    kind: int
-    codes: Tensor
-    groups: Tensor | None
-    group: int
-    minima: bool
-    span: int  # 0: any
-    rows: int  # N
-    columns: int  # K
-    arrived: Tensor  # int32, all 0 between launches
-
-    @classmethod
-    def of(cls, weight: Tensor | Packed, device: torch.device) -> "Matrix":
-        """Of a dense matrix, or of a packed one."""
-        if isinstance(weight, Tensor):
-            arrived = torch.zeros(len(weight), dtype=torch.int32, device=device)
-            rows, columns = weight.shape
-            return cls(0, weight, None, 1, False, 0, rows, columns, arrived)
-        arrived = torch.zeros(weight.rows, dtype=torch.int32, device=device)
-        groups = weight.group, weight.minima, weight.span
-        return cls(int(weight.kind), weight.words, weight.groups, *groups, weight.rows, weight.columns, arrived)
-
-
-@dataclass(frozen=True, slots=True)
 class Operands:
     """Beside x: all None for plain products."""
 
@@ -201,24 +175,13 @@ class Operands:
     grown: Grown | None = None  # what adapters add to x Wᵀ
 
 
-@dataclass(frozen=True, slots=True)
-class Met:
-    """Weights and rows as a kernel reads them."""
-
-    kind: int
-    codes: Tensor
-    x: Tensor
-    units: Tensor | None = None  # of pairs, and
-    totals: Tensor | None = None  # sums of theirs
-
-
 def linear(matrix: Matrix, tuned: Tuning, x: Tensor, given: Operands, *, silu: bool = False) -> tuple[Tensor, ...]:
     """y; with a residual y + residual, the same times gain, and parts of its squares [rows, any]; `silu`: of halves."""
     x, count, squares = x.contiguous(), len(x), given.squares
     small, grown = matrix.rows * matrix.columns <= SMALL, given.grown or NOT_GROWN
     stream = streamed(matrix, tuned, x) if grown.low is None else None
     span = matrix.span if stream and stream.rows == 1 else 0  # of a row that is made pairs inside
-    met = _met(matrix, tuned, x, inside=span > 0)
+    met = met_by(matrix, tuned, x, inside=span > 0)
     alone = tuned.alone if count == 1 and small and met.kind == 0 else None
     cut = stream or alone or tuned.cut(met.kind, count, silu=silu)
     halves, behind = (2 if silu else 1), 2 if given.residual is not None else int(silu)
@@ -253,26 +216,9 @@ def linear(matrix: Matrix, tuned: Tuning, x: Tensor, given: Operands, *, silu: b
 
 def streamed(matrix: Matrix, tuned: Tuning, x: Tensor) -> Cut | None:
     """The cut of `hopper_linear`, which takes any number of rows; None where the kernel for all devices is taken."""
-    kind = _kind(matrix, tuned, x)
+    kind = kind_of(matrix, tuned, x)
     fits = kind >= 3 and hopper_linear.fits(kind, matrix)
     return tuned.stream(kind, len(x), matrix.rows, matrix.columns) if fits else None
-
-
-def _kind(matrix: Matrix, tuned: Tuning, x: Tensor) -> int:
-    """Bytes where the matrix unit can meet those by pairs: bytes of a word are of one group."""
-    if matrix.kind == 0 or not tuned.bytes or x.dtype is not torch.bfloat16 or matrix.group % (4 * matrix.span):
-        return matrix.kind
-    return 4 if matrix.kind == INT4 else 3
-
-
-def _met(matrix: Matrix, tuned: Tuning, x: Tensor, *, inside: bool) -> Met:
-    """`inside`: pairs are made where they are multiplied."""
-    kind = _kind(matrix, tuned, x)
-    if kind < 3:
-        return Met(kind, matrix.codes, x)
-    codes = matrix.codes.view(torch.uint8 if kind == 4 else torch.float8_e4m3fn)
-    made = (x,) if inside else pairs(x, matrix.span, sums=kind == 4, chained=tuned.chained)
-    return Met(kind, codes, *made)
 
 
 def _portable(matrix: Matrix, tuned: Tuning, met: Met, cut: Cut, *, small: bool, alone: bool) -> tuple[Any, ...]:

@@ -14,7 +14,8 @@ from polyfleet.kernels.dispatch import Kernel
 from polyfleet.kernels.step import Step
 from polyfleet.kernels.triton.attention import fits
 from polyfleet.kernels.triton.decode import DecodePlan, Turn, decode, plan_decode
-from polyfleet.kernels.triton.linear import Matrix, Operands, linear, streamed, unpacked
+from polyfleet.kernels.triton.linear import Operands, linear, streamed, unpacked
+from polyfleet.kernels.triton.matrices import Matrix
 from polyfleet.kernels.triton.rope import plan_rope
 from polyfleet.kernels.triton.shrink import bind_grown
 from polyfleet.kernels.triton.tuning import tuning
