@@ -45,7 +45,7 @@ class Front:
         async with self._restarting:
             for child in list(self._children):
                 if self._closing or not child.staying or not await self._start():
-                    log.error("A gateway process is not restarted.", extra={"process": child.process.pid})
+                    log.error("A gateway process is not restarted.", extra={"child": child.process.pid})
                     return
                 child.leave()
 
