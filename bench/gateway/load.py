@@ -88,6 +88,8 @@ class HttpStreams:
             if not (data := await reader.read(1 << 16)):
                 raise ValueError(f"the connection ended behind {body[-200:]!r}")
             body += data
+            if not b"HTTP/1.1 200".startswith(body[:12]):  # an error's body need not end in a last chunk
+                raise ValueError(f"it answered {body[:200]!r}")
             if not first and b"data:" in body:
                 first = time.monotonic() - began
         if b"data: [DONE]" not in body:
