@@ -1,5 +1,6 @@
 """The eager executor: results beside their sequences, faults that stay with them, and steps planned ahead."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -232,3 +233,22 @@ def test_an_export_of_nothing_tells_shape_and_dtype(model: LoadedModel) -> None:
         steps = Driver(EagerExecutor(workload(model, dtype)), 4, 4)
         found = steps.executor.export_blocks([])
         assert [(each.shape, each.dtype) for each in found] == [((2, 0, 2, 16), np.dtype(stored))] * 2
+
+
+@pytest.mark.parametrize("adapters", [0, 2])
+def test_weights_are_let_go_one_after_the_other_where_each_is_read_once(model: LoadedModel, adapters: int) -> None:
+    weights, gone, counts = dict(model.weights), list[str](), list[int]()
+
+    def spent(name: str) -> None:
+        gone.append(name)
+        weights[name] = replace(weights[name], data=torch.empty(0))
+
+    task = replace(workload(model, max_adapters=adapters), weights=weights, spent=spent)
+    executor = EagerExecutor(task, lambda share: counts.append(len(gone)))
+    if adapters:
+        assert not gone, "programs with adapters read them again"
+        return
+    assert set(gone) == set(model.weights)
+    assert counts[len(counts) // 2] > len(model.weights) // 3, "not all at the end"
+    steps = Driver(executor, 8, 4)  # which binds anew
+    assert steps.generate(steps.begin([5, 6, 7], room=9), 9) == greedy_ids(model, [5, 6, 7], 9)

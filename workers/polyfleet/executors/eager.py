@@ -89,11 +89,11 @@ class EagerExecutor:
         self.dtype, self._dtype = workload.dtype, DTYPES[workload.dtype]
         codes = cache_dtype(workload) is CODES
         self._chosen = choose(implementations(), Target(device.type, self._dtype, workload.facts, codes=codes))
-        weights_as = workload.options.weights.replace("dense", "")
+        self._spent = workload.spent if device.type == "cpu" and not workload.options.max_adapters else None
         self._context = KernelContext(
             *(workload.weights, device, self._dtype, (), 0),
             ranks=workload.ranks,
-            weights_as=weights_as,
+            weights_as=workload.options.weights.replace("dense", ""),
             looks=device.type != "cpu",
         )
         known = statistics(device)
@@ -237,10 +237,10 @@ class EagerExecutor:
         block_size = storage.caches[0].shape[3] if storage.caches else self._block_size
         context = replace(self._context, caches=storage.caches, block_size=block_size, states=storage.states)
         self._bound = context = replace(context, local=storage.local)
-        says = {(True, False): progress}  # the first one prepares the weights
+        first = {(True, False): (progress, self._spent)}  # which prepares the weights
         with torch.inference_mode():
-            each = [(kind, graph, says.get(kind, silent)) for kind, graph in self._lowered.items()]
-            self._programs = {kind: Program(graph, self._chosen, context, say) for kind, graph, say in each}
+            each = [(kind, graph, first.get(kind, (silent,))) for kind, graph in self._lowered.items()]
+            self._programs = {kind: Program(graph, self._chosen, context, *said) for kind, graph, said in each}
         streams = streams_of(self._device, asynchronous=self._asynchronous)
         self._storage, self._copies = storage, BlockCopies(storage, self._dtype, self._device, streams)
 

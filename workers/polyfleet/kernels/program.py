@@ -34,7 +34,10 @@ class _Instruction(NamedTuple):
 
 
 class Program:
-    """Binding prepares the weights in `context`, where the next binding of the same graph finds them."""
+    """Binding prepares the weights in `context`, where the next binding of the same graph finds them.
+
+    `spent` hears of each weight when the last op that names it is bound.
+    """
 
     def __init__(
         self,
@@ -42,12 +45,13 @@ class Program:
         chosen: Mapping[OpKind, Implementation],
         context: KernelContext,
         progress: Callable[[float], None],
+        spent: Callable[[str], None] | None = None,
     ) -> None:
         self._graph = graph
         self._chosen = chosen
         self._context = context
         self._plans: list[Op] = []  # the first op of each plan
-        self._instructions = self._bind(progress)
+        self._instructions = self._bind(progress, spent or (lambda name: None))
 
     def run(self, step: Step, inputs: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
         """The graph's outputs, of a model hidden states [T, H] and logits [S, V]; `inputs` are the graph's."""
@@ -71,10 +75,11 @@ class Program:
                 registers[register] = None
         return tuple(registers[self._registers[value]] for value in self._graph.outputs)
 
-    def _bind(self, progress: Callable[[float], None]) -> tuple[_Instruction, ...]:
+    def _bind(self, progress: Callable[[float], None], spent: Callable[[str], None]) -> tuple[_Instruction, ...]:
         """The instructions. A value's register is free again behind its last reader, for that one's outputs first."""
         ops = self._graph.ops
         last_reader = {value: number for number, op in enumerate(ops) for value in op.inputs}
+        last_bound = {name: number for number, op in enumerate(ops) for name in op.weights}
         for value in self._graph.outputs:
             last_reader.pop(value, None)
         self._registers = {value: number for number, value in enumerate(dict.fromkeys((0, *self._graph.inputs)))}
@@ -93,6 +98,9 @@ class Program:
             dead = tuple(register for register in ended if register not in outputs)
             kernel = self._chosen[op.kind].bind(op, self._context)
             instructions.append(_Instruction(kernel, self._plan_of(op), inputs, outputs, dead))
+            for name in op.weights:
+                if last_bound[name] == number:
+                    spent(name)
             progress((number + 1) / len(ops))
         return tuple(instructions)
 
