@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also 
 
 from bench.report import Row, compare, publish
 
-from polyfleet.cli.stack.settings import bundled_model
 from polyfleet.engine.engine import Engine
 from polyfleet.loading.load import load_model
 from polyfleet.text.grammar import make_grammar
@@ -108,6 +107,8 @@ def main() -> int:
 def _tokens(path: Path | None) -> str:
     if path:
         return path.read_text(encoding="utf-8")
+    from polyfleet.cli.stack.settings import bundled_model  # brings gRPC, which not every machine with a card has
+
     assets = load_model(bundled_model()).tokenizer
     assert assets is not None
     return json.dumps(json.loads(assets.document)["tokenizer"])

@@ -91,6 +91,8 @@ async def test_a_full_queue_is_resource_exhausted_with_a_retry_hint() -> None:
     worker = crawling()
     async with GatewayRig(max_concurrent=2, max_queued=3) as rig:
         await rig.add(worker)
+        await Stream.read(rig.stub.Generate(REQUEST))  # the model is known from here on: until then all wait
+        worker.started.clear()
         running: list[Any] = []
         for _ in range(5):  # one by one, so that the first two are those that run
             running.append(rig.stub.Generate(LONG))

@@ -207,11 +207,11 @@ async def test_unknown_model(client: openai.AsyncOpenAI, worker: FakeWorker) -> 
 
 
 async def test_full_queue_is_429(rig: GatewayRig, client: openai.AsyncOpenAI, worker: FakeWorker) -> None:
-    worker.first_token_seconds = math.inf
-
     async def ask() -> Any:
         return await client.completions.create(model=MODEL, prompt=[5], max_tokens=30)
 
+    await ask()  # the model is known from here on: until then all wait in the queue
+    worker.first_token_seconds = math.inf
     running = [asyncio.create_task(ask()) for _ in range(6)]
     await until(lambda: rig.gateway.ledger.running == 6)
     with pytest.raises(openai.RateLimitError) as caught:

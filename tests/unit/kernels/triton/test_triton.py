@@ -280,6 +280,7 @@ def products_of_bytes(tuned: Tuning, types: dict[str, str], alone: dict[str, int
     return cases
 
 
+@pytest.mark.timeout(900)  # several times the 100 s that the longest target takes alone, beside others
 @pytest.mark.parametrize("name", list(TARGETS))
 def test_every_kernel_compiles_ahead(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
