@@ -1,14 +1,13 @@
 """Configurations as publishers write them are understood: no key of them is foreign, and they mean what they should."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.published_configs import read
 
 from polyfleet.graph.ops import Route
-from polyfleet.loading.folder_config import read_config
 from polyfleet.models.errors import ModelFileError
 from polyfleet.models.latent import LatentConfig
 from polyfleet.models.mixture import MixtureConfig
@@ -120,11 +119,6 @@ HUNYUAN: dict[str, Any] = {  # numbers of each layer, all the same
     "rope_theta": 10000.0, "tie_word_embeddings": True, "use_cla": False, "use_mixed_mlp_moe": True,
     "vocab_size": 128167,
 }  # fmt: skip
-
-
-def read(folder: Path, stated: dict[str, Any]) -> Any:
-    (folder / "config.json").write_text(json.dumps(stated))
-    return read_config(folder)[1]
 
 
 @pytest.mark.parametrize(("stated", "stretch"), [(V3, 1.0), (V2_LITE, 0.707)])

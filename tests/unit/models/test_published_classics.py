@@ -1,13 +1,12 @@
 """Configurations of models of earlier years, as publishers write them."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.published_configs import read
 
-from polyfleet.loading.folder_config import read_config
 from polyfleet.models.errors import ModelFileError
 from polyfleet.models.registry import weight_shapes
 
@@ -43,11 +42,6 @@ STARCODER: dict[str, Any] = {
     "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True, "summary_type": "cls_index",
     "use_cache": True, "validate_runner_input": True, "vocab_size": 49152,
 }  # fmt: skip
-
-
-def read(folder: Path, stated: dict[str, Any]) -> Any:
-    (folder / "config.json").write_text(json.dumps(stated))
-    return read_config(folder)[1]
 
 
 @pytest.mark.parametrize(("stated", "millions"), [(GPT2, 124.4), (PYTHIA, 70.4), (OPT, 125.2), (STARCODER, 15517)])

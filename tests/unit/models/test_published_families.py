@@ -1,13 +1,12 @@
 """More configurations as publishers write them: families whose files say much beside what is computed."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.published_configs import read
 
-from polyfleet.loading.folder_config import read_config
 from polyfleet.models.errors import ModelFileError
 from polyfleet.models.registry import weight_shapes
 
@@ -117,11 +116,6 @@ K_EXAONE: dict[str, Any] = {
     "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "sliding_window": 128, "sliding_window_pattern": "LLLG",
     "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc", "use_cache": True, "vocab_size": 153600,
 }  # fmt: skip
-
-
-def read(folder: Path, stated: dict[str, Any]) -> Any:
-    (folder / "config.json").write_text(json.dumps(stated))
-    return read_config(folder)[1]
 
 
 @pytest.mark.parametrize(

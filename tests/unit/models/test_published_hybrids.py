@@ -1,13 +1,12 @@
 """Configurations of models with Mamba 2's layers as publishers write them."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.published_configs import read
 
-from polyfleet.loading.folder_config import read_config
 from polyfleet.models.errors import ModelFileError
 from polyfleet.models.registry import weight_shapes
 
@@ -84,11 +83,6 @@ BAMBA: dict[str, Any] = {
     "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
     "use_cache": True, "use_mamba_kernels": True, "vocab_size": 128256,
 }  # fmt: skip
-
-
-def read(folder: Path, stated: dict[str, Any]) -> Any:
-    (folder / "config.json").write_text(json.dumps(stated))
-    return read_config(folder)[1]
 
 
 @pytest.mark.parametrize(

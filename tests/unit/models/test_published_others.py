@@ -1,13 +1,12 @@
 """Configurations of models that have parts of others, put together in another way, as publishers write them."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.published_configs import read
 
-from polyfleet.loading.folder_config import read_config
 from polyfleet.models.errors import ModelFileError
 from polyfleet.models.registry import weight_shapes
 
@@ -132,11 +131,6 @@ NANOCHAT: dict[str, Any] = {
     "model_type": "nanochat", "num_attention_heads": 16, "num_hidden_layers": 32, "num_key_value_heads": 16,
     "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "tie_word_embeddings": False, "vocab_size": 65536,
 }  # fmt: skip
-
-
-def read(folder: Path, stated: dict[str, Any]) -> Any:
-    (folder / "config.json").write_text(json.dumps(stated))
-    return read_config(folder)[1]
 
 
 @pytest.mark.parametrize(
