@@ -46,9 +46,11 @@ class Figures(NamedTuple):
     apart: float  # share of the requests
 
 
-def card(name: str, role: Role, *, slower: float = 1.0) -> Group:
-    """One worker; `slower` divides the rates of what comes to it."""
+def card(name: str, role: Role, *, slower: float = 1.0, costly: bool = False) -> Group:
+    """One worker; `slower` divides the rates of what comes to it; `costly`: taking it in is as much as computing it."""
     links = {key: rate / slower for key, rate in LINKS.items()}
+    if costly:
+        links["import_tokens_per_second"] = STEPS.prefill_tokens_per_second
     sizes = {"max_sequences": 256, "kv_tokens": 800_000, "step_tokens": 2048}
     return Group(accelerator="cuda", name=name, role=role, steps=STEPS, **sizes, **links)  # type: ignore[arg-type]
 
@@ -105,6 +107,11 @@ def rows(requests: int, load: float) -> list[Row]:
     short = simulated(drawn(requests, load * MOST_REQUESTS, 128), card("prefill", "prefill"), decode)
     for name, each in (("alone", calm), ("slow_link", far), ("short", short)):
         found.append(compare(f"apart_share_{name}", each.apart, "ratio"))
+    costly = simulated(trace, card("prefill", "prefill"), card("decode", "decode", costly=True))
+    found.append(compare("apart_share_costly", costly.apart, "ratio"))
+    for name in ("gap_p99", "tokens_per_second"):
+        ours, theirs = getattr(costly, name), getattr(together, name)
+        found.append(compare(f"apart_costly_{name}", ours, units.get(name, "s"), "together", theirs))
     return found
 
 

@@ -1,9 +1,9 @@
 """Whether a prompt is computed apart: by another worker than the one that decodes behind it, and by which. Pure.
 
-Workers of role `prefill` compute prompts for others, and whole requests where there are no others. Apart pays where the
-sum of what is expected is less: the other worker's wait and prompt, and then a request to the decoding worker whose
-prompt is there but for what its keys and values take to arrive, as the policy scores it: with objectives, and with
-what others there are delayed by.
+Workers of role `prefill` compute prompts for others; what is not computed apart may go to them as to any. Apart pays
+where the sum of what is expected is less: the other worker's wait and prompt, and then a request to the decoding worker
+whose prompt is there but for what its keys and values take to arrive, as the policy scores it: with objectives, and
+with what others there are delayed by. And it has to spare the decoding worker most of the work.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from polyfleet.placement.policy import Policy
 
 LEAST_TOKENS = 256  # of a prompt: fewer are computed in less than the words about them take
 BLOCKING = 0.1  # share of that way's time for which the decoding worker launches no step, where that is not known
+MOST_WORK = 0.25  # of computing a prompt, that taking it in may be: with more, two workers that do all carry more
 SOONEST = 1e-3  # seconds, that are left for the first token where nothing is
 
 
@@ -48,18 +49,20 @@ class Apart:
         return f"at {self.worker.worker_id}" if self.worker else self.decision.value
 
 
-def by_role(candidates: list[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
-    """Those that decode, and those that compute prompts for them."""
-    decoders = [each for each in candidates if each.worker.role is not Role.PREFILL]
-    return decoders, [each for each in candidates if each.worker.role is Role.PREFILL]
+def decoding(candidates: list[Candidate]) -> list[Candidate]:
+    """Those whose prompts may be computed by others."""
+    return [each for each in candidates if each.worker.role is not Role.PREFILL]
 
 
 def decide(
     request: PlacementRequest, decoders: Sequence[Candidate], prefillers: Sequence[Candidate], policy: Policy
 ) -> tuple[Candidate | None, Apart]:
-    """The decoding worker where the prompt is computed apart, else None, and why. `decoders` are all of one sort: of
-    role `prefill` only where there are no others."""
-    if decoders[0].worker.role is Role.PREFILL:
+    """The decoding worker where the prompt is computed apart, else None, and why.
+
+    Together means at the best of the decoding workers: beside an idle prefill worker, as long as there is one, nothing
+    would ever be computed apart.
+    """
+    if not decoders:
         return None, Apart(Decision.NO_DECODE)
     if request.bound:
         return None, Apart(Decision.BOUND)
@@ -88,11 +91,13 @@ def _divided(
 ) -> tuple[float, float, Candidate, Candidate] | None:
     """Apart at its best: its score, the seconds until the prompt has come, and who computes and who decodes."""
     prompt = request.prompt_tokens
+    work = {each.worker.worker_id: _held_up(request, each, policy) for each in decoders}
+    decoders = [each for each in decoders if _spared(request, each, work[each.worker.worker_id])]
     alone = replace(request, max_tokens=1, output_tokens=1, first_token_seconds=0.0, token_seconds=0.0)
     if (best := _best(alone, prefillers, policy)) is None:
         return None
     prefiller, there = best
-    there_cached = {each.worker.worker_id: prompt - _held_up(request, each, policy) for each in decoders}
+    there_cached = {name: prompt - tokens for name, tokens in work.items()}
     goal = request.first_token_seconds
     left = max(SOONEST, goal - there.first) if goal else 0.0
     behind = replace(request, cached_tokens=there_cached, first_token_seconds=left)
@@ -117,6 +122,11 @@ def _held_up(request: PlacementRequest, decoder: Candidate, policy: Policy) -> i
     missing = request.prompt_tokens - request.cached_tokens.get(worker.worker_id, 0)
     seconds = missing / worker.import_tokens_per_second if worker.import_tokens_per_second else BLOCKING * travel
     return 1 + ceil(min(float(missing), seconds / decoder.rate))
+
+
+def _spared(request: PlacementRequest, decoder: Candidate, held_up: int) -> bool:
+    """Whether taking a prompt in is little beside computing what is missing of it."""
+    return held_up <= MOST_WORK * (request.prompt_tokens - request.cached_tokens.get(decoder.worker.worker_id, 0))
 
 
 def _best(

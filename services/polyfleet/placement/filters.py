@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from polyfleet.placement.fleet import PlacementRequest, Role, Worker, WorkerState
+from polyfleet.placement.fleet import PlacementRequest, Worker, WorkerState
 from polyfleet.placement.policy import TenantRule
 
 NOT_READY = {
@@ -16,7 +16,6 @@ NOT_READY = {
 }
 OTHER_FINGERPRINT = "has other weights or another tokenizer of this name"
 OTHER_REVISION = "is of another revision than the one that the request was given to"
-FOR_PROMPTS = "computes prompts for workers that decode"
 CIRCUIT_OPEN = "refused or lost all its last sequences"
 
 
@@ -42,8 +41,6 @@ def obstacle(request: PlacementRequest, worker: Worker, rule: TenantRule | None 
 
 def spared(request: PlacementRequest, worker: Worker) -> str:
     """Why a worker that could serve the request gets it only where there is no other."""
-    if worker.role is Role.PREFILL:
-        return FOR_PROMPTS
     return CIRCUIT_OPEN if request.revision in (None, worker.revision) else OTHER_REVISION
 
 

@@ -26,7 +26,7 @@ class Role(str, Enum):
     """What a worker's deployment or pool is for."""
 
     BOTH = "both"
-    PREFILL = "prefill"  # it computes prompts for others; whole requests only where there are no others
+    PREFILL = "prefill"  # it computes prompts for others, and whole requests where that is not expected to pay
     DECODE = "decode"  # prompts that are long may come to it computed
 
 

@@ -7,10 +7,10 @@ Filter, score, pick. Of the ready workers of the request's model, those that can
 
 from dataclasses import dataclass
 
-from polyfleet.placement.apart import Apart, by_role, decide
+from polyfleet.placement.apart import Apart, decide, decoding
 from polyfleet.placement.candidate import Candidate, Judgement, best_of, expected_output
 from polyfleet.placement.filters import obstacle, spared
-from polyfleet.placement.fleet import FleetSnapshot, PlacementRequest, Verdict, Worker
+from polyfleet.placement.fleet import FleetSnapshot, PlacementRequest, Role, Verdict, Worker
 from polyfleet.placement.policy import Policy
 from polyfleet.placement.pool import FleetIndex
 from polyfleet.placement.rules import RULES
@@ -49,38 +49,36 @@ def place(request: PlacementRequest, fleet: FleetSnapshot | FleetIndex, policy: 
     before. An index brings its own policy; one that is kept makes a placement cheap.
     """
     index = fleet if isinstance(fleet, FleetIndex) else FleetIndex(policy or Policy(), fleet.workers)
-    kept, prefillers, divided = _by_role(request, index)
+    kept, prefillers = _by_role(request, index)
     chosen, apart = None, None
-    if divided and kept and index.policy.policy == "completion":
-        chosen, apart = decide(request, kept, prefillers, index.policy)
+    if prefillers is not None and kept and index.policy.policy == "completion":
+        chosen, apart = decide(request, decoding(kept), prefillers, index.policy)
     worker = chosen.worker if chosen else pick(request, kept, index.policy)
     return Placement(worker, request, index.policy, fleet if isinstance(fleet, FleetIndex) else fleet.workers, apart)
 
 
 def able(request: PlacementRequest, index: FleetIndex) -> list[Candidate]:
-    """The candidates that can serve the request; those with an open circuit, or for prompts, only where there are no
-    others."""
+    """The candidates that can serve the request; those with an open circuit only where there are no others."""
     return _by_role(request, index)[0]
 
 
-def _by_role(request: PlacementRequest, index: FleetIndex) -> tuple[list[Candidate], list[Candidate], bool]:
-    """Those that can serve the request, those that can compute its prompt for them, and whether any has a role."""
+def _by_role(request: PlacementRequest, index: FleetIndex) -> tuple[list[Candidate], list[Candidate] | None]:
+    """Those that can serve the request, and those that can compute its prompt for them; None where none has a role."""
     if (pool := index.pool(request.model)) is None:
-        return [], [], False
+        return [], None
     tokens = request.prompt_tokens + request.max_tokens
     kept = [each for each in pool.candidates(request.fingerprint) if tokens <= each.room]
     rule = index.policy.rule_of(request.tenant)
     if rule or request.excluded or request.features:
         kept = [each for each in kept if not obstacle(request, each.worker, rule)]
-    prefillers: list[Candidate] = []
+    prefillers = None
     if pool.has_roles:
-        decoders, prefillers = by_role(kept)
-        kept = decoders or prefillers
-        prefillers = [each for each in prefillers if not each.worker.circuit_open]
-    if request.revision:
-        kept = [each for each in kept if each.worker.revision == request.revision] or kept
+        prefillers = [each for each in kept if each.worker.role is Role.PREFILL and not each.worker.circuit_open]
+    if request.revision:  # prompts are those of any, as long as the weights are the same
+        mine = [each for each in kept if each.worker.revision == request.revision]
+        kept = mine if decoding(mine) else (decoding(kept) or kept)
     kept = (pool.has_spared and [each for each in kept if not each.worker.circuit_open]) or kept
-    return kept, prefillers, pool.has_roles
+    return kept, prefillers
 
 
 def pick(request: PlacementRequest, kept: list[Candidate], policy: Policy) -> Worker | None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from polyfleet.placement.apart import Decision
 from polyfleet.placement.explain import explained
-from polyfleet.placement.fleet import FleetSnapshot, PlacementRequest, Role, Worker, WorkerState
+from polyfleet.placement.fleet import FleetSnapshot, PlacementRequest, Revision, Role, Worker, WorkerState
 from polyfleet.placement.place import Placement, place
 from polyfleet.placement.policy import Policy
 
@@ -52,7 +52,7 @@ def test_a_long_prompt_among_decodes_is_computed_apart() -> None:
         "seconds": pytest.approx(placement.apart.seconds, abs=1e-4),
         "gain_seconds": pytest.approx(placement.apart.gain, abs=1e-4),
     }
-    assert {each.worker_id: each.dropped for each in placement.verdicts}["prefill"].startswith("computes prompts")
+    assert not any(each.dropped for each in placement.verdicts)  # either could serve the whole request
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,8 @@ def test_a_long_prompt_among_decodes_is_computed_apart() -> None:
         ([PREFILL, DECODE], replace(LONG, cached_tokens={"decode": 1800}), Decision.SHORT),
         ([PREFILL, replace(DECODE, running_sequences=0)], LONG, Decision.TOGETHER),
         ([PREFILL, replace(DECODE, fetch_tokens_per_second=300.0)], LONG, Decision.TOGETHER),
+        ([PREFILL, replace(DECODE, import_tokens_per_second=4 * 40_000.0 - 100)], LONG, Decision.TOGETHER),
+        ([PREFILL, replace(DECODE, import_tokens_per_second=1.0)], LONG, Decision.TOGETHER),
         ([replace(PREFILL, waiting_prefill_tokens=10_000_000), DECODE], LONG, Decision.TOGETHER),
         ([replace(PREFILL, prefill_tokens_per_second=10.0), DECODE], LONG, Decision.TOGETHER),
     ],
@@ -78,7 +80,31 @@ def test_why_together(workers: list[Worker], request_: PlacementRequest, expecte
     assert decision(placement) == expected
     assert placement.worker is not None
     assert placement.apart is None or placement.apart.worker is None
-    assert "prefill" not in placement.worker.worker_id or len(workers) == 1
+    # what is not computed apart is placed as if nobody had a role
+    plain = placed(*(replace(each, role=Role.BOTH) for each in workers), request=request_)
+    assert (plain.worker and plain.worker.worker_id) == placement.worker.worker_id
+
+
+def test_taking_a_prompt_in_may_cost_a_quarter_of_computing_it() -> None:
+    """With more, two workers that do all carry more; where it is not known, a transfer is tried."""
+    rates = {40_000.0 * times: times for times in (0.5, 1.0, 3.9, 4.1, 40.0)}
+    found = {
+        times: decision(placed(PREFILL, replace(DECODE, import_tokens_per_second=each)))
+        for each, times in rates.items()
+    }
+    assert [times for times, each in found.items() if each is Decision.APART] == [4.1, 40.0]
+    assert decision(placed(PREFILL, replace(DECODE, import_tokens_per_second=0.0))) is Decision.APART
+
+
+def test_a_revision_keeps_its_requests_and_has_its_prompts_computed_by_any_of_the_same_weights() -> None:
+    mine, other = Revision("talk", 2), Revision("prompts", 1)
+    prefill, decode = replace(PREFILL, revision=other), replace(DECODE, revision=mine)
+    given = replace(LONG, revision=mine)
+    assert placed(prefill, decode, request=given).apart.worker == prefill  # type: ignore[union-attr]
+    short = replace(given, prompt_tokens=100)
+    assert placed(prefill, decode, request=short).worker == decode
+    assert placed(prefill, decode, request=replace(short, revision=None)).worker == prefill  # nothing goes on there
+    assert placed(prefill, decode, request=replace(short, revision=other)).worker == decode
 
 
 def test_a_slow_decoder_has_its_prompts_computed_by_a_fast_worker_of_another_kind() -> None:
@@ -94,9 +120,14 @@ def test_the_prefill_worker_with_the_shorter_queue_or_the_prompt_is_named() -> N
     assert placed(ahead, PREFILL, DECODE, request=knows).apart.worker == ahead  # type: ignore[union-attr]
 
 
-def test_other_policies_look_at_no_rates_and_keep_prompts_where_they_decode() -> None:
+def test_other_policies_look_at_no_rates_and_use_all_workers_alike() -> None:
     placement = placed(PREFILL, DECODE, policy="least-requests")
-    assert (placement.worker, placement.apart) == (DECODE, None)
+    assert (placement.worker, placement.apart) == (PREFILL, None)
+
+
+def test_where_all_decoding_workers_refuse_one_for_prompts_serves() -> None:
+    placement = placed(PREFILL, replace(DECODE, circuit_open=True))
+    assert (placement.worker, decision(placement)) == (PREFILL, Decision.NO_DECODE)
 
 
 ROLES = st.sampled_from(Role)
@@ -136,10 +167,9 @@ def test_of_any_fleet(workers: list[Worker], request: PlacementRequest) -> None:
     assert (placement.apart is not None) == divided
     if all(each.role is Role.PREFILL for each in named):
         assert decision(placement) is Decision.NO_DECODE
-    else:
-        assert placement.worker.role is not Role.PREFILL
     if placement.apart and placement.apart.worker:
         assert placement.apart.worker.role is Role.PREFILL
+        assert placement.worker.role is not Role.PREFILL
         assert placement.apart.gain > 0
         assert request.prompt_tokens >= 256
         assert not request.bound

@@ -14,3 +14,7 @@ def test_apart_halves_the_gaps_and_keeps_the_throughput() -> None:
     assert shares["apart_apart"] > 0.9
     assert shares["apart_share_alone"] <= 0.1
     assert shares["apart_share_slow_link"] == shares["apart_share_short"] == 0
+    # where taking prompts in costs what computing them does, both workers do all
+    assert shares["apart_share_costly"] <= 0.1
+    assert (found["apart_costly_tokens_per_second"].ratio or 0.0) >= 0.95
+    assert (found["apart_costly_gap_p99"].ratio or 9.0) <= 1.1
