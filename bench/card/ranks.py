@@ -8,13 +8,13 @@ likeliest log probabilities are compared and decode steps measured. Rows are two
 """
 
 import argparse
-import multiprocessing
+import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 
@@ -23,8 +23,11 @@ import torch
 from bench.card.ours import GREEDY, random_prompts
 from bench.card.shapes import SHAPES, Shape, write_model
 from bench.report import Row, compare, publish
+from tests.support.running_worker import REAL, RunningWorker
 
 from polyfleet.engine import Engine
+from polyfleet.process.within import Within
+from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.wire.answers import SampledToken
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
@@ -60,38 +63,36 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int, logpr
     return found
 
 
-def kill_one(engine: Engine, prompts: Sequence[Sequence[int]]) -> float:
-    """Seconds until the engine says that a rank has ended, which is killed while sequences decode."""
-    for number, prompt in enumerate(prompts):
-        engine.add(SequenceRequest(f"killed-{number}", tuple(prompt), GREEDY, max_tokens=200, ignore_eos=True))
-    for _ in range(5):
-        engine.step()
-    children = psutil.Process().children(recursive=True)
-    next(each for each in children if RANK_MODULE in each.cmdline()).kill()
-    began = time.monotonic()
-    while time.monotonic() - began < NOTICE_SECONDS:
-        try:
-            engine.step()
-        except Exception as error:  # of whatever kind: it is what is looked for
-            seconds = time.monotonic() - began
-            say(f"a rank was killed: {type(error).__name__}: {error}")
-            return seconds
-    raise SystemExit(f"A killed rank was not noticed within {NOTICE_SECONDS:g} s.")
+async def lose_one(folder: Path, options: EngineOptions) -> list[Row]:
+    """A worker of two ranks, one of which is killed among steps: until it has ended, and one in its place answers."""
+    given = ["--accelerator", options.device, "--tensor-parallel", "2", "--dtype", options.dtype]
+    given += ["--context-length", str(CONTEXT), "--kv-cache-tokens", str(options.kv_cache_tokens)]
+    with tempfile.TemporaryDirectory() as room:
+        worker = RunningWorker(Path(room), *given, model=str(folder), command=REAL)
+        async with worker, decoding(worker):
+            children = psutil.Process(worker.process.pid).children(recursive=True)
+            next(each for each in children if RANK_MODULE in each.cmdline()).kill()
+            began = time.monotonic()
+            with Within(NOTICE_SECONDS):
+                status = await worker.exit_status()
+            ended = time.monotonic()
+        say(f"a rank was killed: its worker ended with {status}")
+        async with worker, decoding(worker):
+            answered = time.monotonic()
+    return [Row("card_ranks_ended", ended - began, "s"), Row("card_ranks_back", answered - began, "s")]
 
 
-def lose(folder: Path, options: EngineOptions, prompts: Sequence[Sequence[int]], noticed: Connection) -> None:
-    """Run a group in this process until it has lost a rank; tell the seconds that it took to notice."""
-    engine = load(folder, 2, options)
-    run(engine, prompts, 1)
-    noticed.send(kill_one(engine, prompts))
-    engine.close()
+@asynccontextmanager
+async def decoding(worker: RunningWorker) -> AsyncIterator[None]:
+    """While a sequence of it has had its first token, and goes on."""
+    async with worker.session() as session:
+        await session.start(pb.StartSequence(sequence_id="one", prompt_ids=[1, 2, 3], max_tokens=CONTEXT - 8))
+        await session.event()
+        yield
 
 
 def small(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """Tokens of two ranks beside one's, and what becomes of a group that loses one.
-
-    Its process ends, as a worker's engine does, since its device may wait for the lost rank for ever.
-    """
+    """Tokens of two ranks beside one's, and what becomes of a worker that loses one."""
     write_model(SMALL, folder, options.device, torch.float32)
     prompts = [random_prompts(1, 5 + 9 * (number % 7), SMALL.vocabulary, number)[0] for number in range(12)]
     engine_options = EngineOptions(
@@ -105,18 +106,7 @@ def small(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
         engine.close()
     same = sum(one == two for one, two in zip(found[1], found[2], strict=True))
     yield compare("card_ranks_same_tokens", same, "tokens", "one rank", len(found[1]))
-    apart = multiprocessing.get_context("spawn")
-    told, noticed = apart.Pipe(duplex=False)
-    losing = apart.Process(target=lose, args=(folder, engine_options, prompts, noticed))
-    losing.start()
-    noticed.close()  # so that a process that fails is told of by the end of what it says
-    yield Row("card_ranks_noticed", told.recv(), "s")
-    began = time.monotonic()
-    losing.join()
-    engine = load(folder, 2, engine_options)
-    run(engine, prompts[:1], 1)
-    yield Row("card_ranks_back", time.monotonic() - began, "s")
-    engine.close()
+    yield from asyncio.run(lose_one(folder, engine_options))
 
 
 def large(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
