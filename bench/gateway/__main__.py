@@ -12,7 +12,9 @@ all. `apart` are as many gateways as the one has processes, which share nothing:
 less, and what the one carries beside them is what sharing ports, quotas and metrics takes.
 
 Rows: streams per CPU second and CPU microseconds per token of all rounds together, whose lowest and highest stand
-beside; seconds to the first token at 32 clients, the median, and what is added to the bare server's own.
+beside; the time to the first token at 32 clients, the median, and what is added to the bare server's own: of clients
+that begin `together`, within 10 ms, and so end and begin again with only chance to part them, and of `spread` ones, of
+which some begin at any time.
 """
 
 import argparse
@@ -40,6 +42,7 @@ BARE = ("server", "relay", "multiplexed")
 APART = "apart"
 CONTENDERS = ("gateway", *BARE, "http", APART)
 FIRST_CLIENTS = 32  # of the runs whose first tokens are timed
+PHASES = {"together": 0.0, "spread": float(TOKENS)}  # over how many tokens of a stream their begins are spread
 READY = "Gateway listens.", "The gateway's processes listen."
 
 
@@ -125,21 +128,21 @@ def start(options: argparse.Namespace, stack: ExitStack) -> list[Contender]:
     return [each for each in found if each.name in options.only]
 
 
-async def turn(contender: Contender, clients: int, seconds: float, gap: float) -> Turn:
-    """Warm up, then measure."""
+async def turn(contender: Contender, clients: int, seconds: float, gap: float, phases: float = 0.0) -> Turn:
+    """Warm up, then measure. See `drive`."""
     connections = max(1, clients // CLIENTS_PER_CONNECTION)
     http = contender.name == "http"
     streams = HttpStreams(contender.addresses[0]) if http else GrpcStreams(contender.addresses, connections)
     await drive(streams.one, clients, 0.0, gap)
     before = sum(map(cpu_seconds, contender.pids))
-    load = await drive(streams.one, clients, seconds, gap)
+    load = await drive(streams.one, clients, seconds, gap, phases)
     used = sum(map(cpu_seconds, contender.pids)) - before
     await streams.close()
     return Turn(load, used)
 
 
-def rows(turns: dict[str, list[Turn]], firsts: dict[str, list[Turn]]) -> Iterator[Row]:
-    """Of each contender; the gateway's beside those of each other one."""
+def rows(turns: dict[str, list[Turn]], firsts: dict[tuple[str, str], list[Turn]]) -> Iterator[Row]:
+    """Of each contender; the gateway's beside those of each other one. `firsts`: by how clients begin, and by name."""
     rates = {name: sum(t.load.streams for t in some) / sum(t.cpu_seconds for t in some) for name, some in turns.items()}
     for name, some in turns.items():
         each = sorted(turn.load.streams / turn.cpu_seconds for turn in some)
@@ -151,11 +154,11 @@ def rows(turns: dict[str, list[Turn]], firsts: dict[str, list[Turn]]) -> Iterato
     for name in (*BARE, APART):
         if {"gateway", name} <= rates.keys():
             yield compare(f"gateway_beside_{name}", rates["gateway"], "streams", name, rates[name])
-    medians = {name: statistics.median(turn.load.first_seconds for turn in some) for name, some in firsts.items()}
-    for name, median in medians.items():
-        yield Row(f"gateway_first_token_{name}", median * 1000, "ms")
-        if "server" in medians and name != "server":
-            yield Row(f"gateway_added_first_token_{name}", (median - medians["server"]) * 1000, "ms")
+    medians = {key: statistics.median(turn.load.first_seconds for turn in some) for key, some in firsts.items()}
+    for (begin, name), median in medians.items():
+        yield Row(f"gateway_first_token_{begin}_{name}", median * 1000, "ms")
+        if (server := medians.get((begin, "server"))) is not None and name != "server":
+            yield Row(f"gateway_added_first_token_{begin}_{name}", (median - server) * 1000, "ms")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -186,12 +189,14 @@ def main() -> int:
     options = parse()
     with ExitStack() as stack:
         contenders = start(options, stack)
-        turns, firsts = defaultdict[str, list[Turn]](list), defaultdict[str, list[Turn]](list)
+        turns, firsts = defaultdict[str, list[Turn]](list), defaultdict[tuple[str, str], list[Turn]](list)
         for _ in range(options.rounds):
             for each in contenders:
                 turns[each.name].append(asyncio.run(turn(each, options.clients, options.seconds, options.gap)))
-            for each in contenders:
-                firsts[each.name].append(asyncio.run(turn(each, FIRST_CLIENTS, options.seconds / 4, options.gap)))
+            for begin, tokens in PHASES.items():
+                for each in contenders:
+                    took = turn(each, FIRST_CLIENTS, options.seconds / 4, options.gap, tokens * options.gap)
+                    firsts[begin, each.name].append(asyncio.run(took))
     publish(rows(turns, firsts), options.json)
     return 0
 

@@ -18,6 +18,7 @@ KEY = "bench"
 PROMPT = "The quick brown fox jumps over the lazy dog."
 REQUEST = pb.GenerateRequest(model=MODEL, text=PROMPT, max_tokens=TOKENS, ignore_eos=True).SerializeToString()
 CLIENTS_PER_CONNECTION = 8
+SEED = 1  # so that all contenders get the same load
 
 
 class Came(NamedTuple):
@@ -103,13 +104,18 @@ class HttpStreams:
             writer.close()
 
 
-async def drive(stream: Stream, clients: int, seconds: float, gap: float) -> Load:
-    """So many clients, each one stream after another; their starts fall anywhere between two tokens, `gap` apart."""
-    came, began = list[Came](), time.monotonic()
+async def drive(stream: Stream, clients: int, seconds: float, gap: float, phases: float = 0.0) -> Load:
+    """So many clients, each one stream after another, with a pause of up to `gap`, the time between two tokens.
+
+    Their first streams begin at any time within `phases` and a gap. Where that is a stream's length they stay spread,
+    as all streams are as long; where it is 0 they begin together and end in one step, and only chance parts them.
+    """
+    came, began, pauses = list[Came](), time.monotonic(), random.Random(SEED)
 
     async def client() -> None:
+        await asyncio.sleep(pauses.uniform(0, phases))
         while True:
-            await asyncio.sleep(random.uniform(0, gap))
+            await asyncio.sleep(pauses.uniform(0, gap))
             came.append(await stream())
             if time.monotonic() - began >= seconds:
                 return

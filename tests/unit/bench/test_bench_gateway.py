@@ -1,9 +1,11 @@
 """bench.gateway: a bare relay carries whole streams, and the rows say what they are called."""
 
+import asyncio
+
 import pytest
 from bench.gateway.__main__ import Turn, parse, rows
 from bench.gateway.far_end import TOKENS, Steps, bare_server
-from bench.gateway.load import GrpcStreams, Load, drive
+from bench.gateway.load import Came, GrpcStreams, Load, drive
 from bench.gateway.relays import Relay
 
 
@@ -13,7 +15,7 @@ async def test_streams_come_whole_through_a_bare_relay() -> None:
     relay, relay_port = bare_server(Relay(f"127.0.0.1:{port}").generate)
     await relay.start()
     streams = GrpcStreams((f"127.0.0.1:{relay_port}",), 2)
-    load = await drive(streams.one, clients=3, seconds=0.0, gap=0.001)
+    load = await drive(streams.one, clients=3, seconds=0.0, gap=0.001, phases=0.02)
     await streams.close()
     await relay.stop(0)
     await origin.stop(0)
@@ -23,12 +25,31 @@ async def test_streams_come_whole_through_a_bare_relay() -> None:
 def test_rows_say_streams_a_cpu_second_and_what_is_added_to_a_bare_server() -> None:
     turns = {"gateway": [Turn(Load(300, 9600, 0.012), 1.0)], "server": [Turn(Load(600, 19200, 0.010), 1.0)]}
     turns["apart"] = [Turn(Load(400, 12800, 0.012), 1.0)]
-    found = {row.name: row for row in rows(turns, turns)}
+    firsts = {(begin, name): some for begin in ("together", "spread") for name, some in turns.items()}
+    firsts["spread", "gateway"] = [Turn(Load(300, 9600, 0.011), 1.0)]
+    found = {row.name: row for row in rows(turns, firsts)}
     assert found["gateway_streams_per_cpu_second_gateway"].value == 300
     assert (found["gateway_beside_server"].ratio, found["gateway_beside_apart"].ratio) == (0.5, 0.75)
     assert found["gateway_cpu_per_token_server"].value == pytest.approx(1e6 / 600 / TOKENS)
     assert found["gateway_messages_per_stream_gateway"].value == 32
-    assert found["gateway_added_first_token_gateway"].value == pytest.approx(2)
+    assert found["gateway_added_first_token_together_gateway"].value == pytest.approx(2)
+    assert found["gateway_added_first_token_spread_gateway"].value == pytest.approx(1)
+
+
+async def test_clients_begin_together_or_spread_over_a_stream() -> None:
+    begins = list[float]()
+    loop = asyncio.get_running_loop()
+
+    async def stream() -> Came:
+        begins.append(loop.time())
+        await asyncio.sleep(0)
+        return Came(0.001, TOKENS)
+
+    for phases, least in ((0.0, 0.0), (0.4, 0.2)):
+        begins.clear()
+        began = loop.time()
+        assert (await drive(stream, clients=20, seconds=0.0, gap=0.001, phases=phases)).streams == 20
+        assert max(begins) - began >= least
 
 
 @pytest.mark.parametrize("wrong", [["--only", "gateway,envoy"], ["--rounds", "0"], ["--gap", "0"]])
