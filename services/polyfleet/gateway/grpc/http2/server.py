@@ -4,7 +4,6 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections import deque
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
+from polyfleet.gateway.begins import Begins
 from polyfleet.gateway.grpc.http2.call import INTERNAL, OK, RESOURCE_EXHAUSTED, UNIMPLEMENTED, Call
 from polyfleet.gateway.grpc.http2.connection import Connection
 from polyfleet.gateway.grpc.http2.heads import Head, Metadata
@@ -68,7 +68,7 @@ class Http2Server:
         self._connections: dict[str, Connection] = {}  # by peer
         self._acceptor: Acceptor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._coming: deque[Call] = deque()  # whose handlers have not begun
+        self._begins = Begins()
         self._empty = asyncio.Event()
         self._parting: set[Connection] = set()  # may still bring calls while the server stops
         self._parted = asyncio.Event()
@@ -122,21 +122,14 @@ class Http2Server:
             self._parted.set()
 
     def called(self, connection: Connection, stream: int, head: Head) -> Call:
-        """Have its handler run, one in a turn of the event loop: else all that come together wait for the last."""
+        """Have its handler run, in its turn."""
         call = Call(connection, stream, head, self._bounds.max_message_bytes)
-        self._coming.append(call)
-        if len(self._coming) == 1:
-            asyncio.get_running_loop().call_soon(self._begin)
+        self._begins.add(partial(self._begin, call))
         return call
 
-    def _begin(self) -> None:
-        if not self._coming:
-            return
-        call, loop = self._coming.popleft(), asyncio.get_running_loop()
-        if self._coming:
-            loop.call_soon(self._begin)
+    def _begin(self, call: Call) -> None:
         if not call.ended:
-            call.task = task = loop.create_task(self._answer(call))
+            call.task = task = asyncio.get_running_loop().create_task(self._answer(call))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -213,8 +206,7 @@ class Http2Server:
         self._listener.close()
         until = asyncio.get_running_loop().time() + grace
         await self._part(min(grace, GRACE_SECONDS))
-        while self._coming:
-            self._begin()
+        self._begins.rush()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=max(0.0, until - asyncio.get_running_loop().time()))
         await end(*self._tasks)

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from enum import Enum, unique
+from functools import partial
 from typing import Any
 
 import httptools
@@ -17,6 +18,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from polyfleet.gateway.begins import Begins
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.http.connection.refusals import (
     BODY_LATE,
@@ -59,12 +61,14 @@ class BoundedProtocol(HttpToolsProtocol):
         doors: Doors,
         visit: Visit,
         pace: Pace,
+        begins: Begins,
     ) -> None:
         super().__init__(config, server_state, app_state)
         self._limits = limits
         self._doors = doors
         self._visit = visit
         self._pace = pace
+        self._begins = begins
         self._seconds = {
             Awaiting.HEAD: limits.header_seconds,
             Awaiting.BODY: limits.body_seconds,
@@ -205,7 +209,7 @@ class BoundedProtocol(HttpToolsProtocol):
             await app(scope, receive, _send_for(cycle, scope["http_version"] == "1.0"))
 
         self._time_answer(self._limits.body_seconds + self._limits.max_request_seconds)
-        super()._start_asgi_task(cycle, bounded)
+        self._begins.add(partial(super()._start_asgi_task, cycle, bounded))
 
     def _time_answer(self, seconds: float) -> None:
         """The client has to take the whole answer within so much from now."""

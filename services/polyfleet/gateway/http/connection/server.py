@@ -9,6 +9,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from polyfleet.gateway.begins import Begins
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.http.connection.protocol import BoundedProtocol
 from polyfleet.gateway.pace import Pace
@@ -28,7 +29,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._limits = limits
         self._doors = doors
-        self._pace = Pace()
+        self._pace, self._begins = Pace(), Begins()
         self._told_to_exit = asyncio.Event()
 
     @contextlib.contextmanager
@@ -65,7 +66,14 @@ class _Server(uvicorn.Server):
 
     def _protocol(self, visit: Visit) -> BoundedProtocol:
         return BoundedProtocol(
-            self.config, self.server_state, {}, limits=self._limits, doors=self._doors, visit=visit, pace=self._pace
+            self.config,
+            self.server_state,
+            {},
+            limits=self._limits,
+            doors=self._doors,
+            visit=visit,
+            pace=self._pace,
+            begins=self._begins,
         )
 
 
