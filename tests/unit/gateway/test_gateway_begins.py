@@ -52,4 +52,5 @@ async def test_a_begin_that_fails_holds_up_no_other() -> None:
     begins.add(lambda: 1 / 0)
     begins.add(lambda: begun.append(1))
     await turns(2 * TURNS)
-    assert begun == [1] and [type(each) for each in failures] == [ZeroDivisionError]
+    assert begun == [1]
+    assert [type(each) for each in failures] == [ZeroDivisionError]
