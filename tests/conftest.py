@@ -17,6 +17,7 @@ LONGEST = (
     "tests/integration/wire/test_signals_at_start.py",
     "tests/integration/scheduler/test_scheduler_ray.py",
     "tests/integration/engine/test_engine_tokens.py",
+    "tests/unit/kernels/triton/test_interpreted.py",
     "tests/unit/kernels/triton/test_triton.py",
     "tests/e2e",
     "tests/integration/monitoring",

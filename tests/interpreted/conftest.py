@@ -1,6 +1,6 @@
 """Tests of Triton kernels under its interpreter, on the CPU: they need a process of their own, with TRITON_INTERPRET=1.
 
-`tests/unit/kernels/test_triton.py` starts it.
+`tests/unit/kernels/triton/test_interpreted.py` starts it.
 """
 
 import importlib

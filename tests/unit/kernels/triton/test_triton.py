@@ -1,9 +1,7 @@
-"""Triton's kernels where there is no device: interpreted, in a process of its own, and compiled for four targets."""
+"""Triton's kernels where there is no device: compiled ahead, for four targets."""
 
 import itertools
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,27 +37,14 @@ from polyfleet.kernels.triton import (  # noqa: E402
 )
 from polyfleet.kernels.triton.tuning import TUNING, Cut, Tuning  # noqa: E402
 
-ROOT = Path(__file__).parents[4]
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx90a": GPUTarget("hip", "gfx90a", 64),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+ELDER = ("sm_80", "gfx90a")
 SHARED_BYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "gfx90a": 64 * 1024, "gfx942": 64 * 1024}  # of a program
-
-
-@pytest.mark.skipif(not triton.__version__.startswith("3.6."), reason="other versions' interpreters round otherwise")
-@pytest.mark.timeout(900)  # all of them in one: several times the 90 s that they take alone, beside others
-@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_interpreted(which: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, "tests/interpreted"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
-
-
 Cases = list[tuple[Any, dict[str, str], dict[str, Any], int, int]]
 IN_BYTES = {"keys": "*fp8e4nv", "values": "*fp8e4nv"}
 
@@ -280,11 +265,23 @@ def products_of_bytes(tuned: Tuning, types: dict[str, str], alone: dict[str, int
     return cases
 
 
-@pytest.mark.timeout(900)  # several times the 100 s that the longest target takes alone, beside others
+def each_once(name: str) -> Cases:
+    """Of cases that differ in nothing but sizes and types the first; of the elder target of a family one a kernel."""
+    found: dict[Any, Any] = {}
+    for case in kernels(name):
+        ways = {each: value for each, value in case[2].items() if isinstance(value, bool) or each in ("KIND", "EACH")}
+        found.setdefault((case[0], *(() if name in ELDER else sorted(ways.items()))), case)
+    return list(found.values())
+
+
+@pytest.mark.timeout(900)  # several times what the longest target takes alone, beside others
+@pytest.mark.parametrize("cases", [each_once, pytest.param(kernels, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", list(TARGETS))
-def test_every_kernel_compiles_ahead(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kernel_compiles_ahead(
+    name: str, cases: Callable[[str], Cases], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for kernel, types, constants, warps, stages in kernels(name):
+    for kernel, types, constants, warps, stages in cases(name):
         operands = {each: types[each] for each in kernel.arg_names if each not in constants}
         signature = {each: operands.get(each, "constexpr") for each in kernel.arg_names}
         places = {each: (place,) for place, each in enumerate(kernel.arg_names)}
