@@ -61,7 +61,10 @@ TINY: Mapping[str, Tiny] = {
     "llama, dynamic": Tiny("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
     "mistral": Tiny("mistral", {"head_dim": 32, "sliding_window": WINDOW}, "mistral3", {}, LLAMA_LIKE),
     "qwen2": Tiny("qwen2", {}, "qwen2"),
-    "qwen2, windows": Tiny("qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}),
+    "qwen2, windows": Tiny(
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2, "attention_bias": True},
+    ),
     "qwen3": Tiny("qwen3", {"head_dim": 32}, "qwen3"),
     "gemma2": Tiny("gemma2", GEMMA, "gemma2", {}, norm_offset=1.0),
     "gemma3": Tiny(

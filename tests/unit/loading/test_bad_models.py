@@ -125,6 +125,7 @@ def test_vocabulary_larger_than_the_embedding(tmp_path: Path) -> None:
         ("Gemma2ForCausalLM", {"hidden_activation": "relu"}, "the activation 'relu'"),
         ("Qwen3ForCausalLM", {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers"),
+        ("Qwen3_5MoeForCausalLM", {"norm_topk_prob": False}, "norm_topk_prob"),
         ("MistralForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ("Glm4ForCausalLM", {"partial_rotary_factor": 1.5, "rope_parameters": None}, "partial_rotary_factor"),
     ],

@@ -220,21 +220,6 @@ def test_adapters_are_not_left_out_in_silence(folder: Path) -> None:
     assert "holds an adapter (adapter_config.json): serve the model that it adapts" in refused(folder)
 
 
-@pytest.mark.parametrize("size", [0, 4, 100, 5000, -1])
-def test_truncated_weights(folder: Path, size: int) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:size])
-    assert "model.safetensors: the file is truncated or corrupt" in refused(folder)
-
-
-def test_corrupt_weights(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    data = bytearray(path.read_bytes())
-    data[9] = ord("?")
-    path.write_bytes(data)
-    assert "model.safetensors: the file is truncated or corrupt" in refused(folder)
-
-
 def test_weights_of_an_unsupported_type(folder: Path) -> None:
     tensors = {name: torch.from_numpy(data) for name, data in random_tensors(SHAPE).items()}
     tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].to(torch.float8_e4m3fn)

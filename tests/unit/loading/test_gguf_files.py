@@ -1,6 +1,7 @@
 """GGUF files: what is read, and one sentence for each way in which a file can be bad."""
 
 import contextlib
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -207,6 +208,7 @@ def test_damaged_headers_load_or_are_refused(good: Path, tmp_path: Path, data: s
             "the tensor for 'layers.0.router' is missing",
         ),
         ({"general.architecture": "mamba"}, "the architecture 'mamba' is not supported (supported: llama,"),
+        ({"llama.vocab_size": 97}, "vocab_size is 97, but the embedding has 96 rows"),
         ({"tokenizer.ggml.eos_token_id": 96}, "end token 96 is outside the vocabulary of 96"),
         ({"general.alignment": 12}, "general.alignment must be a multiple of 8"),
     ],
@@ -246,6 +248,15 @@ def test_unsupported_quantisation(good: Path, tmp_path: Path) -> None:
 
     reason = "tensor 'blk.0.ffn_up.weight' has the unsupported type I16 (supported: BF16, F16, F32, IQ1_M, IQ1_S"
     assert reason in refused(changed(good, tmp_path, change))
+
+
+def test_tensors_that_overlap(good: Path, tmp_path: Path) -> None:
+    name = b"blk.0.ffn_up.weight"
+
+    def change(data: bytearray) -> None:
+        struct.pack_into("<Q", data, data.index(name) + len(name) + 4 + 2 * 8 + 4, 0)
+
+    assert re.search(r"tensors '.*' and '.*' overlap", refused(changed(good, tmp_path, change)))
 
 
 @pytest.mark.parametrize("count", [0, 1])

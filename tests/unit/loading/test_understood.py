@@ -160,6 +160,7 @@ CONFIG_REFUSED: dict[str, Any] = {
     "alibi": True,
     "use_qk_norm": True,
     "num_local_experts": 8,
+    "experts_per_token": 2,
     "no_rope_layers": [1, 0],
     "attention_chunk_size": 8192,
     "position_embedding_type": "alibi",
@@ -240,6 +241,7 @@ def test_rope_of_another_kind(tmp_path: Path, key: str, kind: str) -> None:
     ("change", "reason"),
     [
         ({"rope_parameters": {"factor": 2.0}}, "factor = 2.0 is not supported with rope scaling 'default'"),
+        ({"rope_parameters": {"xpos": True}}, "xpos = True is not supported with rope scaling 'default'"),
         (
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "attention_factor": 1.2}},
             "attention_factor = 1.2",

@@ -135,6 +135,12 @@ def test_deepseek(tmp_path: Path, stated: dict[str, Any], stretch: float) -> Non
     assert config.route == expected
 
 
+def test_a_gpt_oss_that_states_no_rope_has_the_published_one(tmp_path: Path) -> None:
+    """As transformers takes it."""
+    bare = {key: value for key, value in GPT_OSS.items() if not key.startswith("rope_")}
+    assert read(tmp_path, bare) == read(tmp_path, GPT_OSS)
+
+
 @pytest.mark.parametrize(
     ("stated", "parameters"),
     [

@@ -13,7 +13,7 @@ from polyfleet.models.fields import Fields
 
 HARMLESS = re.compile(
     r"_.*"  # private to transformers
-    r"|.*_token(_ids?|_index)?"  # bos_token_id, pad_token …: their texts come from the tokenizer
+    r"|(?!.*per_token).*_token(_ids?|_index)?"  # bos_token_id, pad_token …: their texts come from the tokenizer
     r"|.*(_version|dropout|dropout_prob|pdrop)|(model|base_model|tokenizer|dataset|vocab|run)_(name|path|file|id|size).*"
     r"|model_(max_length|parallel)|(tokenizer|processor)_class"
     r"|(torch_|compute_|param_)?dtype|torchscript|use_bfloat16|tf_legacy_loss|auto_map|task_specific_params"

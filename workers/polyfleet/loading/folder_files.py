@@ -10,6 +10,7 @@ from polyfleet.models.fields import read_json
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
+READ = (".json", ".jinja", ".safetensors")  # what of a folder is looked at
 PART = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
 
 
@@ -19,6 +20,9 @@ def check_is_model(folder: Path) -> None:
         raise ModelFileError(
             f"{folder}: holds an adapter ({ADAPTER}): serve the model that it adapts, and add it to that"
         )
+    for file in sorted(folder.iterdir()):  # one that is gone would be taken for one that never was there
+        if file.suffix in READ and file.is_symlink() and not file.exists():
+            raise ModelFileError(f"{file}: is a link to a file that is gone: fetch the model again")
     if not (folder / "config.json").is_file():
         raise _nothing(folder, "the folder has no config.json, so it is no model folder")
 
@@ -52,8 +56,6 @@ def weight_files(folder: Path) -> list[Path]:
 def _without_index(folder: Path, found: list[Path]) -> list[Path]:
     """A single file, or all parts of one model."""
     for each in found:
-        if not each.exists():
-            raise ModelFileError(f"{each}: is a link to a file that is gone: fetch the model again")
         if not each.is_file():  # reading a pipe would wait for ever
             raise ModelFileError(f"{each}: is no file")
     parts = [part for each in found if (part := PART.fullmatch(each.name))]

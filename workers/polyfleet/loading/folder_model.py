@@ -25,11 +25,12 @@ def load_folder(path: str, progress: Progress, keeping: Callable[[ModelConfig], 
     check_is_model(folder)
     architecture, config, scheme = read_config(folder)
     vision = read_vision(folder, config.hidden_size)
-    with open_tensors(weight_files(folder)) as tensors:
+    entries = read_headers(files := weight_files(folder))
+    with open_tensors(files) as tensors:
         names = score_names(architecture.folder_names) if config.score_tokens else architecture.folder_names
         vision = vision and load_vision(vision, tensors)
         tensors = replace(tensors, places={each: at for each, at in tensors.places.items() if not names.ignores(each)})
-        check_entries(path, config, names, scheme, read_headers(tensors.handles))
+        check_entries(path, config, names, scheme, entries)
         keep = _alone(keeping(config)) if keeping else None
         read = read_weights(tensors, scheme, progress)
         weights = place_all(scoring(read, names, config) if config.score_tokens else read, names, config, keep)

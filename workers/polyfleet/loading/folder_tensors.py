@@ -100,7 +100,9 @@ def _quantised(tensors: Tensors, scheme: Scheme, name: str, parts: Mapping[str, 
     except ModelFileError:
         raise
     except (ValueError, RuntimeError, IndexError) as error:
-        raise tensors.error(next(iter(parts.values())), str(error)) from None
+        ours = isinstance(error, ValueError)  # torch's reasons do not say what they are about
+        reason = str(error) if ours else f"does not fit what stands beside it ({error})"
+        raise tensors.error(next(iter(parts.values())), reason) from None
 
 
 def dense_weight(tensors: Tensors, name: str, given: str = "") -> Weight:

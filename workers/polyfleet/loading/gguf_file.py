@@ -8,6 +8,7 @@ import mmap
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -154,6 +155,10 @@ class _Header:
             if each.name in tensors:
                 raise self.error(f"tensor {each.name!r} stands twice in the header")
             tensors[each.name] = replace(each, offset=start + each.offset)
+        placed = sorted(tensors.values(), key=lambda each: (each.offset, each.size))
+        for one, other in pairwise(placed):
+            if one.offset + one.size > other.offset:
+                raise self.error(f"tensors {one.name!r} and {other.name!r} overlap")
         return tensors
 
     def take(self, size: int) -> bytes:

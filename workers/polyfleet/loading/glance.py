@@ -11,14 +11,13 @@ from polyfleet.loading.folder_config import read_config
 from polyfleet.loading.folder_files import check_is_model, weight_files
 from polyfleet.loading.gguf_metadata import check_model_metadata
 from polyfleet.loading.gguf_split import read_files
-from polyfleet.loading.headers import check_config, check_entries, check_tensors, read_headers
+from polyfleet.loading.headers import check_config, check_entries, check_tensors, read_beginning, read_headers
 from polyfleet.loading.sources import local_model
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.errors import ModelFileError
 from polyfleet.models.fields import Fields
 
 GGUF_MAGIC = b"GGUF"
-LFS_POINTER = b"version https://git-lfs"
 KINDS = "a model is a GGUF file or a Hugging Face folder"
 
 
@@ -49,7 +48,7 @@ def glance(path: str | Path, context_length: int = 0) -> None:
 
 def check_is_gguf(path: Path) -> None:
     """Raise ModelFileError for a file of another kind, which is named where it is known."""
-    if _beginning(path)[: len(GGUF_MAGIC)] in GGUF_MAGIC:  # one that ends within it is truncated
+    if read_beginning(path)[: len(GGUF_MAGIC)] in GGUF_MAGIC:  # one that ends within it is truncated
         return
     if path.suffix in (".safetensors", ".json"):
         raise ModelFileError(f"{path}: is one file of a Hugging Face folder; name the folder")
@@ -58,9 +57,7 @@ def check_is_gguf(path: Path) -> None:
 
 def _glance_at_folder(path: Path) -> ModelConfig:
     check_is_model(path)
-    for file in (files := weight_files(path)):
-        _beginning(file)
-    entries = read_headers(files)
+    entries = read_headers(weight_files(path))
     architecture, config, scheme = read_config(path)
     check_entries(str(path), config, architecture.folder_names, scheme, entries)
     return config
@@ -74,16 +71,3 @@ def _glance_at_gguf(path: Path) -> ModelConfig:
     check_model_metadata(fields, config)
     check_tensors(str(path), config, architecture.gguf_names, header.sides)
     return config
-
-
-def _beginning(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            beginning = file.read(len(LFS_POINTER))
-    except OSError as error:
-        raise ModelFileError(f"{path}: can't be read ({error.strerror})") from None
-    if not beginning:
-        raise ModelFileError(f"{path}: the file is empty")
-    if beginning == LFS_POINTER:
-        raise ModelFileError(f"{path}: is Git's note of a large file, not the file: fetch it with `git lfs pull`")
-    return beginning

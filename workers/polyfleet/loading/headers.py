@@ -17,6 +17,8 @@ from polyfleet.models.registry import weight_shapes
 
 MAX_HEADER_BYTES = 100_000_000  # as the format's own library allows
 DENSE = ("F32", "F16", "BF16")  # safetensors' names of what is read as it is
+LFS_POINTER = b"version https://git-lfs"
+PICKLED = (b"\x80", b"PK\x03\x04")  # by itself, or as torch packs it
 PART = re.compile(r"(.+)\[(\d+)\]")  # of a stack
 
 Sides = Mapping[str, Sequence[int] | None]  # by the name of a tensor, or of what several stand for, whose are not known
@@ -36,15 +38,31 @@ def read_headers(files: Iterable[Path]) -> dict[str, Entry]:
     return {name: entry for file in files for name, entry in read_header(file).items()}
 
 
+def read_beginning(path: Path) -> bytes:
+    """A file's first bytes; raises ModelFileError for an empty one, and for Git's note of one that lies elsewhere."""
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(len(LFS_POINTER))
+    except OSError as error:
+        raise ModelFileError(f"{path}: can't be read ({error.strerror})") from None
+    if not beginning:
+        raise ModelFileError(f"{path}: the file is empty")
+    if beginning == LFS_POINTER:
+        raise ModelFileError(f"{path}: is Git's note of a large file, not the file: fetch it with `git lfs pull`")
+    return beginning
+
+
 def read_header(file: Path) -> dict[str, Entry]:
     """A safetensors file begins with 8 bytes, the length of its header, in JSON, which says how much follows.
 
     Raises ModelFileError where that is no header, or where the file ends before its tensors do.
     """
-    size = file.stat().st_size
+    beginning, size = read_beginning(file), file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if not 0 < length <= min(size - 8, MAX_HEADER_BYTES):
+            if beginning.startswith(PICKLED):
+                raise ModelFileError(f"{file}: is a pickle under another name, which could run code; use safetensors")
             raise ModelFileError(f"{file}: is truncated or no safetensors file")
         header = opened.read(length)
     try:

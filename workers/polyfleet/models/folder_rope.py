@@ -181,5 +181,6 @@ def _named(rope: Fields) -> dict[str, Any]:
 def _check(fields: Fields, rope: Fields, kind: str) -> None:
     """Raise ModelFileError for a key of the section that its kind does not read."""
     for key, value in rope.values.items():
-        if rope.path != fields.path and key not in COMMON | KINDS[kind][1] and value not in (None, False, 1, [], {}):
+        changes = value is True or value not in (None, False, 1, [], {})
+        if rope.path != fields.path and key not in COMMON | KINDS[kind][1] and changes:
             raise rope.error(f"{key} = {value!r} is not supported with rope scaling {kind!r}")

@@ -45,6 +45,8 @@ class GgufKeys:
         hidden, heads = fields.count("embedding_length"), fields.count("attention.head_count")
         head_dim = fields.count("attention.key_length", max(1, hidden // heads), maximum=MAX_HEAD_DIM)
         stated = fields.count("vocab_size", self.vocabulary_size or None)
+        if 0 < self.vocabulary_size < stated:
+            raise fields.error(f"vocab_size is {stated}, but the embedding has {self.vocabulary_size} rows")
         root, around = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
         inner, experts = "feed_forward_length", "expert_feed_forward_length"  # all that some mixtures state
         return {

@@ -1,5 +1,7 @@
 """gpt-oss: experts with biases and a limit, sinks of attention, windows in every other layer."""
 
+from dataclasses import replace
+
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.ops import Route
 from polyfleet.models import names
@@ -14,6 +16,7 @@ from polyfleet.models.recorder import Recorder
 
 LIMIT, STEEPNESS, WINDOW = 7.0, 1.702, 128  # of files that say nothing
 BASE = 150000.0
+ROPE = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
 
 
 def record(config: MixtureConfig, model: Recorder) -> KernelGraph:
@@ -36,6 +39,8 @@ def _is_local(layer: int) -> bool:
 
 def _read_folder(fields: Fields) -> ModelConfig:
     check_activation(fields)
+    if not (fields.has("rope_parameters") or fields.has("rope_scaling")):
+        fields = replace(fields, values={**fields.values, "rope_parameters": ROPE})
     sizes = read_sizes(fields, head_dim=64, context_length=131072, norm_eps=1e-5, base=BASE)
     for key, value in (("swiglu_limit", LIMIT), ("swiglu_alpha", STEEPNESS)):
         if fields.positive(key, value) != value:

@@ -18,6 +18,7 @@ def record(config: ModelConfig, model: Recorder) -> KernelGraph:
 
 def _read_folder(fields: Fields) -> ModelConfig:
     check_activation(fields)
+    fields.flag("attention_bias", True)  # which some files state; their tensors have biases whatever it says
     sizes = read_sizes(fields, context_length=32768)
     return ModelConfig(**sizes, attention_bias=True, windows=read_upper_windows(fields, sizes))
 

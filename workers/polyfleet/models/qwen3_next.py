@@ -146,6 +146,8 @@ def _read_35(fields: Fields) -> ModelConfig:
 
 
 def _read_35_moe(fields: Fields) -> ModelConfig:
+    if not fields.flag("norm_topk_prob", True):
+        raise fields.error("norm_topk_prob must be true in this architecture")
     return _read(fields, _read_mixture(fields, experts=256, top_k=8))
 
 
