@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ import numpy as np
 
 from polyfleet.graph.kernel_graph import PerToken
 from polyfleet.kvcache.portable import KvLayout
-from polyfleet.kvcache.travelling import Wanted, chunk_tokens, chunks_on_way
+from polyfleet.kvcache.travelling import Leaving, Wanted, chunk_tokens, chunks_on_way
 from polyfleet.transfer.room import TransferRoom
 from polyfleet.transfer.settings import TransferSettings
 from polyfleet.wire.hashing import prefix_root
@@ -44,7 +45,9 @@ def serve() -> None:
             inquiry.state(LAYOUT)
             while inquiry.first < len(inquiry.token_ids) and not inquiry.gone:
                 if inquiry.room:
-                    inquiry.give(inquiry.first, chunks[inquiry.first // most % CHUNKS])
+                    caches = chunks[inquiry.first // most % CHUNKS]
+                    size = most * LAYOUT.token_bytes
+                    inquiry.give(Leaving(inquiry.first, most, size, partial(tuple, caches)))
                 else:
                     wait(room)
             inquiry.end()

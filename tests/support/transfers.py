@@ -9,7 +9,7 @@ import numpy as np
 
 from polyfleet.graph.kernel_graph import PerToken
 from polyfleet.kvcache.portable import Array, KvLayout
-from polyfleet.kvcache.travelling import Chunk, Wanted
+from polyfleet.kvcache.travelling import Chunk, Leaving, Wanted
 from polyfleet.transfer.fetching import Fetch
 from polyfleet.transfer.inquiry import Inquiry
 from polyfleet.transfer.room import TransferRoom
@@ -26,6 +26,11 @@ def caches_of(first: int, tokens: int) -> tuple[Array, ...]:
     """What stands at these positions: numbers that tell where."""
     places = np.arange(first, first + tokens, dtype=np.float16).reshape(1, tokens, 1, 1)
     return tuple(np.broadcast_to(places + layer, (2, tokens, 2, 4)).astype(np.float16) for layer in (0, 1000))
+
+
+def leaving(first: int, caches: tuple[Array, ...]) -> Leaving:
+    """What is there already."""
+    return Leaving(first, caches[0].shape[1], sum(each.nbytes for each in caches), lambda: caches)
 
 
 class PlayedEngine:
@@ -62,7 +67,8 @@ class PlayedEngine:
         if inquiry.first >= self._tokens:
             inquiry.end()
             return False
-        inquiry.give(inquiry.first, caches_of(inquiry.first, min(self._step, self._tokens - inquiry.first)))
+        caches = caches_of(inquiry.first, min(self._step, self._tokens - inquiry.first))
+        inquiry.give(leaving(inquiry.first, caches))
         return True
 
 

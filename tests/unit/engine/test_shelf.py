@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.block_machine import ManyStreams
 from tests.support.eager_models import workload
 from tests.support.tiny_models import TinyShape, poisoned_model
 from tests.unit.engine.test_exchange import Faulty, drained, engine, run, tokens_of
-from tests.unit.executors.test_block_copies import ManyStreams
 from tests.unit.kvcache.test_disk import finished
 
 from polyfleet.engine import shelf

@@ -1,8 +1,7 @@
 """Copies of blocks beside steps, in any order that their streams leave open: every step finds what it should."""
 
 import random
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,152 +10,28 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.block_machine import BLOCKS, CPU, LOCAL, ROWS, SIZE, Machine, ManyStreams, plan, storage
 
 from polyfleet.engine.executor import DeviceTimeout
 from polyfleet.executors import block_copies
 from polyfleet.executors.block_copies import BlockCopies, HostStreams, OneStream, streams_of
 from polyfleet.executors.host_rows import HostRows
-from polyfleet.graph.kernel_graph import PerToken
 from polyfleet.kernels.cached import BYTES, CODES
-from polyfleet.kvcache.storage import KvStorage
 
-CPU = torch.device("cpu")
-CACHES = (PerToken(2, 4), PerToken(1, 6, latent=True))  # heads, width
-BLOCKS, LOCAL, SIZE, ROWS = 6, 3, 4, 5
+KINDS = ["step", "store", "load", "take", "take_locked", "export", "begin"]
+OPERATIONS = st.tuples(st.sampled_from(KINDS), st.integers(0, 10**6))
 
 
-class Place:
-    """A mark; the device has come there once it is `done`."""
-
-    def __init__(self, streams: "ManyStreams") -> None:
-        self.done, self._streams = False, streams
-
-    def query(self) -> bool:
-        """Whoever asks waits, so the device goes on by a piece of work."""
-        if not self._streams.paused:
-            self._streams.go_on()
-        return self.done
-
-
-class Queue:
-    """What one stream was given and has not done."""
-
-    def __init__(self, streams: "ManyStreams") -> None:
-        self.todo: deque[Callable[[], None] | Place] = deque()  # a Place that is not its own is waited for
-        self._streams = streams
-        self._own: set[Place] = set()
-        self.waits = 0  # so far
-
-    def record_event(self) -> Place:
-        place = Place(self._streams)
-        self._own.add(place)
-        self.todo.append(place)
-        return place
-
-    def wait_event(self, event: Place) -> None:
-        self.waits += 1
-        self.todo.append(event)
-
-    @property
-    def ready(self) -> bool:
-        """Whether it could do its next piece of work."""
-        return bool(self.todo) and (not isinstance(first := self.todo[0], Place) or first.done or first in self._own)
-
-    def step(self) -> None:
-        """Do it."""
-        first = self.todo.popleft()
-        if isinstance(first, Place):
-            first.done = True
-        else:
-            first()
-
-
-class ManyStreams:
-    """A device that does what it is asked as late, and in as odd an order, as its streams leave open."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        self.paused = False
-        self.queues: list[Queue] = []
-        self.steps = self.new()
-
-    def new(self) -> Queue:
-        self.queues.append(Queue(self))
-        return self.queues[-1]
-
-    def do(self, stream: Queue, work: Callable[[], None]) -> None:
-        stream.todo.append(work)
-        for _ in range(0 if self.paused else self._random.choice((0, 0, 1, 3))):
-            self.go_on()
-
-    def go_on(self) -> bool:
-        """A piece of work of any stream that can."""
-        ready = [each for each in self.queues if each.ready]
-        if ready:
-            self._random.choice(ready).step()
-        return bool(ready)
-
-    def finish(self) -> None:
-        """All of it; what is left then waits for itself."""
-        while self.go_on():
-            pass
-        assert not any(each.todo for each in self.queues), "streams wait for each other"
-
-
-def storage(dtype: torch.dtype = torch.float32, local_blocks: int = 0) -> KvStorage:
-    local = frozenset({0}) if local_blocks else frozenset[int]()
-    return KvStorage.allocate(CACHES, BLOCKS, SIZE, dtype, CPU, local=local, local_blocks=local_blocks)
-
-
-def plan(blocks: Sequence[int], local: Sequence[int] = (), cleared: Sequence[int] = ()) -> Any:
-    """Of a step whose only sequence has these blocks."""
-    tables = np.array([[-1] * (len(blocks) + len(local)), [*blocks, *local]], dtype=np.int32)
-    return SimpleNamespace(block_tables=tables, slots=np.array([1]), cleared_blocks=np.array(cleared, dtype=np.int32))
-
-
-class Machine:
-    """Blocks and rows of a device, and beside them what they should hold: a number each."""
-
-    def __init__(self, seed: int, dtype: torch.dtype = torch.float32) -> None:
-        self.streams = ManyStreams(seed)
-        self.storage = storage(dtype)
-        self.copies = BlockCopies(self.storage, dtype, CPU, self.streams)
-        self.rows = HostRows(self.copies, ROWS, pinned=False)
-        self.blocks, self.kept = [0.0] * BLOCKS, [0.0] * ROWS
-        for row in range(ROWS):
-            self.rows.write(row, [np.zeros(shape, np.float32) for shape in self.storage.shapes(1, 0)])
-        self.wrong: list[tuple[int, float, float]] = []
-        self.serial = 0.0
-
-    def step(self, read: int, written: int) -> None:
-        """A step that reads one block and writes another."""
-        self.serial += 1
-        expected, number = self.blocks[read], self.serial
-        self.copies.before_step(plan([read, written]), 2)
-
-        def work() -> None:
-            found = {number for cache in self.storage.caches for number in cache[:, read].flatten().tolist()}
-            self.wrong += [(read, expected, each) for each in found if each != expected]
-            for cache in self.storage.caches:
-                cache[:, written] = number
-
-        self.streams.do(self.streams.steps, work)
-        self.blocks[written] = number
-
-    def settle(self, block: int) -> None:
-        """Steps that write a block are over before it is copied."""
-        over = self.streams.steps.record_event()
-        while not over.done:
-            assert self.streams.go_on()
-
-
-OPERATIONS = st.tuples(st.sampled_from(["step", "store", "load", "take", "export"]), st.integers(0, 10**6))
+def arrived_as(arrived: Callable[[], Any], by_token: np.ndarray) -> None:
+    """What blocks held when it was begun, whatever was written to them since."""
+    for each in arrived():
+        assert np.array_equal(each, np.broadcast_to(by_token[None, :, None, None], each.shape))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(OPERATIONS, min_size=1, max_size=30), st.integers(0, 10**6))
 def test_every_reader_finds_what_was_written_last(operations: list[tuple[str, int]], seed: int) -> None:
-    machine = Machine(seed)
+    machine, begun = Machine(seed), list[Any]()
     for kind, number in operations:
         draw = random.Random(number)
         count = draw.randint(1, 3)
@@ -168,13 +43,9 @@ def test_every_reader_finds_what_was_written_last(operations: list[tuple[str, in
             for row, block in zip(rows, blocks, strict=True):
                 machine.blocks[block] = machine.kept[row]
         elif kind == "take":
-            machine.serial += 1
-            caches = [np.full(shape, machine.serial, np.float32) for shape in machine.storage.shapes(count, 0)]
-            machine.copies.take(blocks, caches, ())
-            for each in caches:
-                each[:] = -1.0  # what they lie in is written again
-            for block in blocks:
-                machine.blocks[block] = machine.serial
+            machine.take(blocks, locked=False)[:] = -1.0  # what they lie in is written again
+        elif kind == "take_locked":
+            machine.take(blocks, locked=True)
         else:
             for block in blocks:
                 machine.settle(block)
@@ -184,8 +55,11 @@ def test_every_reader_finds_what_was_written_last(operations: list[tuple[str, in
                     machine.kept[row] = machine.blocks[block]
             else:
                 by_token = np.repeat([machine.blocks[block] for block in blocks], SIZE)
-                for each in machine.copies.export(blocks, ()):
-                    assert np.array_equal(each, np.broadcast_to(by_token[None, :, None, None], each.shape))
+                begun.append((machine.copies.begin_export(blocks, ()), by_token))
+                if kind == "export":
+                    arrived_as(*begun.pop())
+    for each in begun:
+        arrived_as(*each)
     for row, expected in enumerate(machine.kept):
         assert all(np.array_equal(each, np.full_like(each, expected)) for each in machine.rows.read(row))
     machine.streams.finish()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.support.transfers import GRAIN, LAYOUT, WAIT_SECONDS, caches_of, collect, played, ticket, wanted_of
+from tests.support.transfers import GRAIN, LAYOUT, WAIT_SECONDS, caches_of, collect, leaving, played, ticket, wanted_of
 from tests.unit.transfer.test_room import WAYS, by, whole
 
 from polyfleet.graph.kernel_graph import PerToken
@@ -35,7 +35,7 @@ def test_engines_put_out_so_many_bytes_for_all_peers_together(monkeypatch: pytes
     def put_out(target: Inquiry) -> int:
         before = target.first
         while target.room:
-            target.give(target.first, chunk)
+            target.give(leaving(target.first, chunk))
         return (target.first - before) // GRAIN
 
     served.add(one)

@@ -1,6 +1,7 @@
 """Exchange: gives cached beginnings of prompts to other engines, and takes theirs; see docs/kv-layout.md."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -58,17 +59,29 @@ class Exchange:
         """How many tokens of a chain's beginning are cached."""
         return len(self._holdings.known(hashes)[0]) * self._holdings.block_size
 
+    @cached_property
+    def host_buffers(self) -> Callable[[int], memoryview] | None:
+        """Makes memory, on any thread, from which what arrives is taken in without a copy; None: it makes none."""
+        found = getattr(self.executor, "host_buffers", None)
+        return found and found()
+
     def read(self, hashes: list[bytes], first: int, end: int) -> tuple[Array, ...]:
         """Keys and values of a chain's positions `first` to `end`, which must be cached: [2, end - first, …]."""
+        return self.begin_read(hashes, first, end)()
+
+    def begin_read(self, hashes: list[bytes], first: int, end: int) -> Callable[[], tuple[Array, ...]]:
+        """What gives them, on any thread: it waits for the device, where that copies beside the host."""
         block_size = self._holdings.block_size
         start = first // block_size
         blocks = [each[: -(-end // block_size)] for each in self._holdings.known(hashes)]
         self._share(blocks)  # from the chain's first on, so that none becomes younger than what it hangs on
+        begin = getattr(self.executor, "begin_export", None)
+        wanted, part = [each[start:] for each in blocks], slice(first - start * block_size, end - start * block_size)
         try:
-            caches = self.executor.export_blocks(*(each[start:] for each in blocks))
+            arrived = begin(*wanted) if begin else partial(tuple, self.executor.export_blocks(*wanted))
         finally:
             self._release(blocks)
-        return tuple(each[:, first - start * block_size : end - start * block_size] for each in caches)
+        return lambda: tuple(each[:, part] for each in arrived())
 
     def add(self, hashes: list[bytes], start: int, caches: Sequence[Array]) -> int:
         """Cache what stands behind a chain's first `start` tokens, which `caches` begin with, as far as there is room.
@@ -80,8 +93,10 @@ class Exchange:
             hashes = hashes[: (start + caches[0].shape[1]) // block_size]
 
         def write(blocks: list[list[int]], first: int) -> None:
-            begin = first * block_size - start
-            contents = [np.ascontiguousarray(each[:, begin : begin + len(blocks[0]) * block_size]) for each in caches]
+            begin, tokens = first * block_size - start, len(blocks[0]) * block_size
+            contents = caches  # as they lie, where all are written
+            if any(each.shape[1] != tokens for each in caches):
+                contents = [np.ascontiguousarray(each[:, begin : begin + tokens]) for each in caches]
             self.executor.import_blocks(blocks[0], contents, *blocks[1:])
 
         return self.fill(hashes, start, write)

@@ -147,6 +147,13 @@ class Executor(Protocol):
     # It makes room for so many blocks in host memory (kvcache/tiers.py) that is faster than what goes by
     # `export_blocks` and `import_blocks`; None where it has none. May raise MemoryError.
 
+    # One whose copies go beside its steps also has
+    #     def begin_export(self, blocks: Sequence[int]) -> Callable[[], tuple[NDArray[Any], ...]]
+    #     def host_buffers(self) -> Callable[[int], memoryview] | None
+    # The first is `export_blocks` but for the waiting, which any thread may do by calling what it gives; what is
+    # written to the blocks later waits for the copy. The second is what makes host memory from which `import_blocks`
+    # copies without the host where arrays are Joined in it: of such it may be let go at once, but not written.
+
     # One that can keep keys and values in 8 bits has `kv_dtypes`, the values of that option that it knows beside auto.
 
     # One that takes adapters, which options with `max_adapters` ask for, also has

@@ -12,7 +12,7 @@ from itertools import count
 from polyfleet.engine.exchange import Exchange
 from polyfleet.engine.executor import DeviceTimeout
 from polyfleet.engine.sequence import Sequence, SequenceState
-from polyfleet.kvcache.travelling import PrefixInquiry, PrefixRoom, chunk_tokens
+from polyfleet.kvcache.travelling import Leaving, PrefixInquiry, PrefixRoom, chunk_tokens
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import SequenceRequest
@@ -123,7 +123,8 @@ class Giving:
                 inquiry.end(gift.problem)
                 return False
             try:
-                inquiry.give(first, self._exchange.read(gift.hashes, first, first + count))
+                arrived = self._exchange.begin_read(gift.hashes, first, first + count)
+                inquiry.give(Leaving(first, count, count * self._exchange.layout.token_bytes, arrived))
             except DeviceTimeout:
                 raise
             except Exception:

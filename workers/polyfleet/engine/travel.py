@@ -113,7 +113,8 @@ class Travel:
             return
         request = sequence.request
         layout = self._exchange.layout
-        wanted = Wanted(layout, tuple(tokens), request.cache_salt, request.adapter, first, self._grain)
+        asked = tuple(tokens), request.cache_salt, request.adapter, first, self._grain
+        wanted = Wanted(layout, *asked, self._exchange.host_buffers)
         fetch = self._room.fetch(source, wanted, self._patience(source, count))
         if fetch is None:
             tally.failures["busy"] += 1

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,9 +12,12 @@ from torch import Tensor
 
 from polyfleet.engine.executor import DeviceTimeout
 from polyfleet.engine.plan import StepPlan
+from polyfleet.executors.block_moves import BlockMoves
+from polyfleet.executors.host_memory import is_locked
 from polyfleet.kernels.cached import arriving, leaving
 from polyfleet.kernels.step import can_pin, upload
-from polyfleet.kvcache.storage import KvStorage, parts_of
+from polyfleet.kvcache.portable import Joined
+from polyfleet.kvcache.storage import KvStorage
 
 COPY_SECONDS = 300.0  # that a copy may take before the device counts as hung
 POLL_SECONDS = 2e-5  # between two questions whether the device is done
@@ -164,9 +168,19 @@ class BlockCopies:
     them.
     """
 
-    def __init__(self, storage: KvStorage, dtype: torch.dtype, device: torch.device, streams: Streams) -> None:
-        """`dtype`: that is computed in."""
+    def __init__(
+        self,
+        storage: KvStorage,
+        dtype: torch.dtype,
+        device: torch.device,
+        streams: Streams,
+        moves: BlockMoves | None = None,
+    ) -> None:
+        """`dtype`: that is computed in; `moves`: the storage's own, unless there are faster ones."""
         self.storage, self.dtype, self.device, self.streams = storage, dtype, device, streams
+        self._moves = moves or storage
+        self._shapes = lru_cache(64)(storage.shapes)
+        self._read: list[tuple[Mark, Tensor]] = []  # host memory that the device has to read, until that mark
         self._out, self._into = streams.new(), streams.new()
         self._marks: dict[int, Mark] = {}  # by block: behind the last copy of it
         self._first = storage.first_local  # blocks of the second pool are told by numbers from there on
@@ -176,6 +190,7 @@ class BlockCopies:
 
         Behind so many columns of its tables come blocks of the second pool.
         """
+        self._let_go()
         self._marks = {block: mark for block, mark in self._marks.items() if not mark.query()}
         if self._marks:
             tables = plan.block_tables[plan.slots]
@@ -200,48 +215,72 @@ class BlockCopies:
 
     def export(self, blocks: Sequence[int], local: Sequence[int]) -> tuple[NDArray[Any], ...]:
         """See `Executor.export_blocks`."""
+        return self.begin_export(blocks, local)()
+
+    def begin_export(self, blocks: Sequence[int], local: Sequence[int]) -> Callable[[], tuple[NDArray[Any], ...]]:
+        """`export` but for the waiting, which any thread may do by calling what this returns."""
         if not self.storage.caches:
-            return ()
+            return tuple
         found: list[Tensor] = []
 
         def work() -> None:
-            held = self.storage.read_flat(*self._uploaded(blocks, local))
+            held = self._moves.read_flat(*self._uploaded(blocks, local))
             found.append(leaving(held, self.dtype).to("cpu", non_blocking=True))
 
         touched = self._numbers(blocks, local)
         self.wait(self._out, touched)
         self.streams.do(self._out, work)
-        wait_for(self.mark(self._out, touched), COPY_SECONDS, "a copy of blocks")
-        shapes = self.storage.shapes(len(blocks), len(local))
-        return tuple(each.numpy() for each in parts_of(found[0], shapes))
+        mark, shapes = self.mark(self._out, touched), self._shapes(len(blocks), len(local))
+
+        def arrived() -> tuple[NDArray[Any], ...]:
+            wait_for(mark, COPY_SECONDS, "a copy of blocks")
+            flat = found[0].numpy()
+            return Joined.of(flat.data.cast("B"), shapes, flat.dtype)
+
+        return arrived
 
     def take(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]], local: Sequence[int]) -> None:
-        """See `Executor.import_blocks`. What `caches` lie in may be written again at once."""
-        shapes = self.storage.shapes(len(blocks), len(local))
+        """See `Executor.import_blocks`. What `caches` lie in may be written again at once, unless it is page-locked and
+        they are Joined in it: then the device reads it where it is."""
+        shapes = self._shapes(len(blocks), len(local))
         if [each.shape for each in caches] != shapes:
             raise ValueError(f"caches of {shapes} are wanted, not {[each.shape for each in caches]}")
-        room = torch.empty(sum(each.nbytes for each in caches), dtype=torch.uint8, pin_memory=can_pin(self.device.type))
-        np.concatenate([each.reshape(-1) for each in caches], out=room.numpy().view(caches[0].dtype))
+        room = self._room(caches)
         held: list[Tensor] = []
 
         def bring() -> None:
             given = room.to(self.device, non_blocking=True)
-            held.extend(parts_of(arriving(given, self.storage.caches[0], self.dtype), shapes))
+            held.append(arriving(given, self.storage.caches[0], self.dtype))
 
         def write() -> None:
             numbers, of_local = self._uploaded(blocks, local)
-            self.storage.write(numbers, held, of_local)
+            self._moves.write_flat(numbers, held[0], of_local)
 
         touched = self._numbers(blocks, local)
         self.streams.do(self._into, bring)
         self.wait_for_steps(self._into)
         self.wait(self._into, touched)
         self.streams.do(self._into, write)
-        self.mark(self._into, touched)
+        self._read.append((self.mark(self._into, touched), room))
+        self._let_go()
+
+    def _room(self, caches: Sequence[NDArray[Any]]) -> Tensor:
+        """All bytes, one behind the other, where the device can read them beside steps: where they lie, or copied."""
+        if isinstance(caches, Joined) and not caches.memory.readonly:
+            room = torch.frombuffer(caches.memory, dtype=torch.uint8)
+            if is_locked(room, self.device):
+                return room
+        room = torch.empty(sum(each.nbytes for each in caches), dtype=torch.uint8, pin_memory=can_pin(self.device.type))
+        np.concatenate([each.reshape(-1) for each in caches], out=room.numpy().view(caches[0].dtype))
+        return room
+
+    def _let_go(self) -> None:
+        """Of host memory that the device has read."""
+        self._read = [each for each in self._read if not each[0].query()]
 
     def _numbers(self, blocks: Sequence[int], local: Sequence[int]) -> list[int]:
         return [*blocks, *(self._first + block for block in local)]
 
     def _uploaded(self, blocks: Sequence[int], local: Sequence[int]) -> tuple[Tensor, Tensor]:
-        numbers, of_local = (upload(np.array(each, dtype=np.int64), self.device) for each in (blocks, local))
-        return numbers, of_local
+        numbers = upload(np.array([*blocks, *local], dtype=np.int64), self.device)
+        return numbers[: len(blocks)], numbers[len(blocks) :]

@@ -1,12 +1,11 @@
 """The eager executor: runs a KernelGraph op by op in torch, on any device. The reference and the fall-back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfleet.engine.executor import Capacity, Footprint, Pending, StepOutput, StepTooLarge
@@ -14,8 +13,10 @@ from polyfleet.engine.executors import Workload
 from polyfleet.engine.needs import ADAPTED
 from polyfleet.engine.plan import NOTHING, Need, StepPlan
 from polyfleet.engine.pooling import pool
+from polyfleet.executors.block_access import BlockAccess
 from polyfleet.executors.block_copies import BlockCopies, streams_of, wait_for
-from polyfleet.executors.host_rows import STAGE_BYTES, HostRows
+from polyfleet.executors.block_moves import block_moves
+from polyfleet.executors.host_rows import STAGE_BYTES
 from polyfleet.executors.torch_memory import (
     cache_dtype,
     estimate,
@@ -32,7 +33,7 @@ from polyfleet.kernels.cached import CODES
 from polyfleet.kernels.context import DTYPES, KernelContext
 from polyfleet.kernels.dispatch import Target, choose
 from polyfleet.kernels.program import Program
-from polyfleet.kernels.step import Step, can_pin, lay_out, upload
+from polyfleet.kernels.step import Step, lay_out, upload
 from polyfleet.kernels.table import implementations
 from polyfleet.kvcache.storage import KvStorage
 from polyfleet.loading.progress import Progress, silent
@@ -42,7 +43,7 @@ from polyfleet.sampling.host import HostSampler
 from polyfleet.sampling.masks import Masks
 
 
-class EagerExecutor:
+class EagerExecutor(BlockAccess):
     """Weights are dequantised to the computing dtype once, when it is built; a step then only launches kernels.
 
     On accelerators nothing in `launch` and `draw` waits for the device, which so can have the next step before this
@@ -80,7 +81,6 @@ class EagerExecutor:
         self._workload = workload
         self._device = device = torch.device(workload.device)
         self.depth = depth or (2 if device.type != "cpu" and can_draw(device) else 1)
-        self._rows: HostRows | None = None
         self._asynchronous = self.depth > 1 and device.type != "cpu"
         self._event: Any = torch.get_device_module(device).Event if self._asynchronous else None
         kinds = [(True, False), (False, False), *[(True, True), (False, True)] * bool(workload.options.max_adapters)]
@@ -191,26 +191,6 @@ class EagerExecutor:
                 wait_for(pending.done, timeout, "a step")
             return output_of(pending)
 
-    def export_blocks(self, blocks: Sequence[int], local: Sequence[int] = ()) -> tuple[NDArray[Any], ...]:
-        """Waits for no step, and for the copy no longer than COPY_SECONDS: then it raises DeviceTimeout.
-
-        Arrays are of the computing dtype, of bfloat16 its bits as uint16; rows of codes leave as they are, int8.
-        """
-        return self._copies.export(blocks, local)
-
-    def import_blocks(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]], local: Sequence[int] = ()) -> None:
-        """Takes what `export_blocks` gives, dtypes included. Steps with these blocks wait for it, no others do."""
-        with memory_errors():
-            self._copies.take(blocks, caches, local)
-
-    def host_rows(self, count: int) -> HostRows | None:
-        """Page-locked memory for so many blocks, where steps go on beside copies; else None. May raise MemoryError."""
-        if not self._asynchronous or self._storage.local or not can_pin(self._device.type):
-            return None
-        with memory_errors():
-            self._rows = HostRows(self._copies, count)
-        return self._rows
-
     def set_adapter(self, number: int, parts: Parts) -> None:
         """Behind every launch before. What an adapter's numbers are in memory, and what they cost, is always there."""
         if self._context.adapters is None:
@@ -241,8 +221,9 @@ class EagerExecutor:
         with torch.inference_mode():
             each = [(kind, graph, first.get(kind, (silent,))) for kind, graph in self._lowered.items()]
             self._programs = {kind: Program(graph, self._chosen, context, *said) for kind, graph, said in each}
+            moves = block_moves(storage, self._workload.facts)
         streams = streams_of(self._device, asynchronous=self._asynchronous)
-        self._storage, self._copies = storage, BlockCopies(storage, self._dtype, self._device, streams)
+        self._storage, self._copies = storage, BlockCopies(storage, self._dtype, self._device, streams, moves)
 
     def _mark(self) -> Any:
         """An event behind all that the device was given so far; None where it has done it."""

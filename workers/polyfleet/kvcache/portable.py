@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import accumulate
 from math import prod
 from struct import Struct
 from typing import Any
@@ -39,6 +40,24 @@ _WIDENED: Mapping[str, Callable[[Any], Any]] = {"bfloat16": from_bfloat16, "int8
 
 Array = NDArray[Any]
 Buffer = bytes | bytearray | memoryview
+
+
+class Joined(tuple[Array, ...]):
+    """Arrays that lie one behind the other in `memory`, and fill it."""
+
+    memory: memoryview
+
+    @classmethod
+    def of(cls, memory: memoryview, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> "Joined":
+        """Views of it. Raises ValueError where it has not just their bytes."""
+        numbers, sizes = np.frombuffer(memory, dtype), [prod(each) for each in shapes]
+        if len(numbers) != sum(sizes):
+            raise ValueError(f"{memory.nbytes} bytes can't be {sum(sizes)} numbers of {dtype}")
+        starts = accumulate(sizes, initial=0)
+        parts = zip(starts, sizes, shapes, strict=False)
+        made = cls(numbers[start : start + size].reshape(shape) for start, size, shape in parts)
+        made.memory = memory
+        return made
 
 
 @dataclass(frozen=True, slots=True)

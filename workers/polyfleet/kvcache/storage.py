@@ -98,6 +98,10 @@ class KvStorage:
         shapes = self.shapes(len(blocks), len(blocks if local is None else local))
         return parts_of(self.read_flat(blocks, local), shapes)
 
+    def write_flat(self, blocks: Tensor, flat: Tensor, local: Tensor | None = None) -> None:
+        """Put back what `read_flat` gave."""
+        self.write(blocks, parts_of(flat, self.shapes(len(blocks), len(blocks if local is None else local))), local)
+
     def write(self, blocks: Tensor, contents: Sequence[Tensor], local: Tensor | None = None) -> None:
         """Put back what `read` gave."""
         for at, (cache, content) in enumerate(zip(self.caches, contents, strict=True)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from polyfleet.wire.tickets import PrefixSource
@@ -31,6 +31,15 @@ class Chunk(NamedTuple):
         return sum(each.nbytes for each in self.caches)
 
 
+class Leaving(NamedTuple):
+    """A chunk on its way from a device."""
+
+    first: int
+    tokens: int
+    bytes: int
+    arrived: Callable[[], tuple[Array, ...]]  # waits for it, on any thread
+
+
 class Wanted(NamedTuple):
     """The beginning of a prompt that is to be fetched: the tokens from `first` on, in multiples of `grain`."""
 
@@ -40,6 +49,9 @@ class Wanted(NamedTuple):
     adapter: str
     first: int
     grain: int
+    host_buffers: Callable[[int], memoryview] | None = (
+        None  # makes memory in which chunks are to lie; None: any will do
+    )
 
 
 def chunk_tokens(layout: KvLayout, grain: int) -> int:
@@ -100,7 +112,7 @@ class PrefixInquiry(Protocol):
         """First of all: how the chunks' numbers are stored."""
         ...
 
-    def give(self, first: int, caches: Sequence[Array]) -> None:
+    def give(self, chunk: Leaving) -> None:
         """The next chunk."""
         ...
 

@@ -12,7 +12,7 @@ from queue import Empty, LifoQueue, SimpleQueue
 import numpy as np
 
 from polyfleet.kvcache.portable import KvLayout, converted, require_finite
-from polyfleet.kvcache.travelling import Chunk, Wanted, chunks_on_way
+from polyfleet.kvcache.travelling import Chunk, Wanted, chunk_tokens, chunks_on_way
 from polyfleet.transfer.channel import Channel, Refused, Stalled
 from polyfleet.transfer.frames import (
     MAX_PAYLOAD_BYTES,
@@ -28,7 +28,7 @@ from polyfleet.transfer.frames import (
     chunk_arrays,
     layout_of,
 )
-from polyfleet.transfer.memory import SharedSlots
+from polyfleet.transfer.memory import SharedSlots, copied
 from polyfleet.transfer.settings import Certificates
 from polyfleet.transfer.transports import connect
 from polyfleet.wire.hashing import adapter_salt, prefix_root
@@ -62,6 +62,7 @@ class Fetch:
         self._unread: set[int] = set()  # slots
         self._buffers: list[memoryview] = []
         self._most_buffers = 1
+        self._size = 0  # bytes of a chunk at most
         self._slots: SharedSlots | None = None
         self._channel: Channel | None = None
         self._abandoned = threading.Event()
@@ -90,11 +91,16 @@ class Fetch:
         self._free.put(number)
         self._unread.discard(number)
         channel = self._channel
-        if channel is not None and channel.shared:
+        if channel is not None and self._lies_there:
             try:
                 channel.send(Release(number))
             except OSError:
                 channel.close()
+
+    @property
+    def _lies_there(self) -> bool:
+        """Whether chunks are read in the memory that the peer shares."""
+        return self._slots is not None and self._wanted.host_buffers is None
 
     def abandon(self) -> None:
         """Nobody wants it any more."""
@@ -133,6 +139,7 @@ class Fetch:
     def _fetch(self, channel: Channel) -> None:
         self._introduce(channel)
         layout = self._learn(channel)
+        self._size = chunk_tokens(layout, self._wanted.grain) * layout.token_bytes
         expected = self._wanted.first
         receive = partial(channel.receive, most=MAX_PAYLOAD_BYTES, number_bytes=layout.scanned_bytes)
         while True:
@@ -150,26 +157,41 @@ class Fetch:
                 raise BadFrame("a chunk came that does not follow the one before")
             largest: int | None = channel.largest
             if self._slots is not None:
-                number = message.slot
+                payload = self._slots.slot(message.slot, message.tokens * layout.token_bytes)
+                number, largest = message.slot if self._lies_there else number, None
+            if self._lies_there:
                 if number in self._unread:
                     raise BadFrame("a chunk came in a slot that has not been read")
                 self._unread.add(number)
-                payload, largest = self._slots.slot(number, message.tokens * layout.token_bytes), None
+            elif self._slots is not None:
+                payload, largest = self._taken_over(payload, buffer, layout)
+                channel.send(Release(message.slot))
             elif buffer is None or buffer.nbytes < payload.nbytes:
                 self._buffers[number] = payload
             arrays = chunk_arrays(layout, message.tokens, payload)
             dtypes = layout.dtype, self._wanted.layout.dtype
             require_finite(arrays, layout.dtype, largest)
-            chunk = Chunk(expected, tuple(converted(each, *dtypes) for each in arrays))
+            mine = arrays if len({*dtypes}) == 1 else tuple(converted(each, *dtypes) for each in arrays)
+            chunk = Chunk(expected, mine)
             expected += message.tokens
             self.bytes += payload.nbytes
             self._put(chunk, number)
+
+    def _taken_over(
+        self, theirs: memoryview, buffer: memoryview | None, layout: KvLayout
+    ) -> tuple[memoryview, int | None]:
+        """A copy of what lies in the peer's memory, and what was seen in it."""
+        if buffer is None or buffer.nbytes < theirs.nbytes:
+            raise BadFrame("a chunk is larger than it may be")
+        mine = buffer[: theirs.nbytes]
+        largest = copied(theirs, mine, layout.scanned_bytes)
+        return mine, largest if layout.scanned_bytes else None
 
     def _see_all_read(self, channel: Channel) -> None:
         """All has come: memory that the peer shares it may use again once the engine has read what lies in it."""
         self.over = True
         self._arrived()
-        if channel.shared:
+        if self._lies_there:
             self._abandoned.wait(max(0.0, self._until - time.monotonic()))
 
     def _introduce(self, channel: Channel) -> None:
@@ -204,18 +226,20 @@ class Fetch:
         return layout
 
     def _buffer(self) -> tuple[int, memoryview | None]:
-        """Where the next payload may lie: one that was read, or a new one while there are few."""
-        if self._slots is not None:
+        """Where the next payload may lie: what was read, or new memory while there is little."""
+        if self._lies_there:
             return -1, None
         if len(self._buffers) < self._most_buffers and self._free.empty():
             self._buffers.append(memoryview(b""))
-            return len(self._buffers) - 1, None
+            self._free.put(len(self._buffers) - 1)
         while True:
             try:
                 number = self._free.get(timeout=min(0.1, self._left()))
-                return number, self._buffers[number] or None
+                break
             except Empty:
                 self._go_on()
+        make = self._wanted.host_buffers  # of such a device may still read what it was given
+        return number, make(self._size) if make else self._buffers[number] or None
 
     def _put(self, chunk: Chunk, number: int) -> None:
         if self._channel is not None:

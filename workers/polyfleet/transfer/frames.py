@@ -5,7 +5,6 @@ of message and payload. docs/kv-transfer.md has the format.
 """
 
 from collections.abc import Sequence
-from math import prod
 from struct import Struct
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from polyfleet.graph.kernel_graph import PerToken
 from polyfleet.kvcache.checksum import Checksum
-from polyfleet.kvcache.portable import BLOCK_TOKENS, DTYPES, Array, Buffer, KvLayout
+from polyfleet.kvcache.portable import BLOCK_TOKENS, DTYPES, Array, Buffer, Joined, KvLayout
 
 HEADER_BYTES = 16
 CHECKSUM_BYTES = 16
@@ -152,16 +151,12 @@ def layout_of(message: Layout) -> KvLayout:
     return KvLayout(message.model, tuple(PerToken(*each) for each in message.caches), message.dtype)
 
 
-def chunk_arrays(layout: KvLayout, num_tokens: int, payload: memoryview) -> tuple[Array, ...]:
+def chunk_arrays(layout: KvLayout, num_tokens: int, payload: memoryview) -> Joined:
     """A payload's caches, without a copy. Raises BadFrame unless they fill it exactly."""
     shapes, dtype = layout.shapes(num_tokens), DTYPES[layout.dtype]
     if num_tokens < 0 or num_tokens % BLOCK_TOKENS or num_tokens * layout.token_bytes != payload.nbytes:
         raise BadFrame(f"{payload.nbytes} bytes can't be the keys and values of {num_tokens} tokens")
-    arrays, at = list[Array](), 0
-    for shape in shapes:
-        arrays.append(np.frombuffer(payload, dtype, prod(shape), at).reshape(shape))
-        at += arrays[-1].nbytes
-    return tuple(arrays)
+    return Joined.of(payload, shapes, dtype)
 
 
 def write_arrays(arrays: Sequence[Array], into: memoryview) -> memoryview:

@@ -1,11 +1,11 @@
 """Inquiry: what a peer asks of this worker's engine, and what the engine has put out for it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from polyfleet.kvcache.portable import Array, KvLayout
-from polyfleet.kvcache.travelling import Chunk
+from polyfleet.kvcache.portable import KvLayout
+from polyfleet.kvcache.travelling import Chunk, Leaving
 
 AHEAD_BYTES = 256 << 20  # that the engine may have put out, for all peers, before it leaves: what a long step completes
 
@@ -30,7 +30,7 @@ class Inquiry:
     gone: bool = False  # the peer is not served any more
     ended: bool = False
     served: "Collection[Inquiry]" = field(default=(), repr=False)  # at present, this one too: they share AHEAD_BYTES
-    _out: "SimpleQueue[KvLayout | Chunk | str]" = field(default_factory=SimpleQueue, repr=False)
+    _out: "SimpleQueue[KvLayout | Leaving | str]" = field(default_factory=SimpleQueue, repr=False)
     _put: int = 0  # bytes, by the engine
     _left: int = 0  # bytes, to the peer
 
@@ -43,12 +43,11 @@ class Inquiry:
         """First of all: how the chunks' numbers are stored."""
         self._out.put(layout)
 
-    def give(self, first: int, caches: Sequence[Array]) -> None:
+    def give(self, chunk: Leaving) -> None:
         """The next chunk."""
-        chunk = Chunk(first, tuple(caches))
         self._put += chunk.bytes
         self._out.put(chunk)
-        self.first = first + caches[0].shape[1]
+        self.first = chunk.first + chunk.tokens
 
     def end(self, reason: str = "") -> None:
         """Nothing follows; `reason` says why that is not all."""
@@ -56,11 +55,12 @@ class Inquiry:
         self._out.put(reason)
 
     def take(self, seconds: float) -> KvLayout | Chunk | str | None:
-        """What comes next, waited for so long; None: nothing yet."""
+        """What comes next, waited for so long, and for the device; None: nothing yet."""
         try:
             item = self._out.get(timeout=seconds)
         except Empty:
             return None
-        if isinstance(item, Chunk):
+        if isinstance(item, Leaving):
             self._left += item.bytes
+            return Chunk(item.first, item.arrived())
         return item
