@@ -1,9 +1,10 @@
 """What the two front ends of one gateway process share: its parts that gRPC and HTTP call."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from polyfleet.gateway.api import GenerationApi
 from polyfleet.gateway.auth import Authenticator
+from polyfleet.gateway.begins import Begins
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.health import Health
 from polyfleet.gateway.metrics import Metrics
@@ -23,3 +24,4 @@ class GatewayParts:
     metrics: Metrics
     health: Health
     limits: Limits
+    begins: Begins = field(default_factory=Begins)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from polyfleet.gateway.agents.relay import AgentRelay
 from polyfleet.gateway.auth import Authenticator, check_listen
+from polyfleet.gateway.begins import Begins
 from polyfleet.gateway.config import GatewayConfig
 from polyfleet.gateway.errors import Unavailable
 from polyfleet.gateway.fetching.fetcher import ImageFetcher
@@ -70,7 +71,7 @@ class Gateway:
         self._certificate = ServedCertificate(config.tls_cert, config.tls_key) if config.tls_cert else None
         limits = config.limits
         gateway_id, access = new_id("gw"), fleet_access(config.fleet_token_file, config.fleet_tls_dir)
-        self.ledger, self.metrics = Ledger(), Metrics()
+        self.ledger, self.metrics, self._begins = Ledger(), Metrics(), Begins()
         self.view = FleetView(gateway_id, WorkerDialler(access), self.metrics, config.placement)
         self._fleet = SchedulerLink(config.fleet, gateway_id, access)
         self._peers = Peers(config.peers, access)
@@ -80,7 +81,8 @@ class Gateway:
         queue = RequestQueue(self.view, partial(place, policy=config.placement), limits, self.metrics, fair)
         books = Quotas(lambda: authenticator.tenants, config.processes), UsageBook(), RecentRequests()
         self._reporter = UsageReporter(self._fleet.report_usage, *books, self.metrics.demand)
-        accounts = Accounts(self.ledger, self.metrics, limits.max_request_seconds, config.objectives, *books)
+        kept = *books, self._begins.behind
+        accounts = Accounts(self.ledger, self.metrics, limits.max_request_seconds, config.objectives, *kept)
         self._generation = Generation(
             Models(self.view, self._tokenizers, queue, limits, own_defaults=config.generation_config == "auto"),
             queue,
@@ -89,20 +91,24 @@ class Gateway:
             tool_parser=config.tool_parser,
         )
         self._health = Health(self.view.num_ready, self.view.reason)
-        parts = GatewayParts(self._generation, authenticator, self.metrics, self._health, limits)
+        parts = GatewayParts(self._generation, authenticator, self.metrics, self._health, limits, self._begins)
         share = connection_share(raise_descriptor_limit(), limits.max_connections, ports=2)
         doors = Doors(share, limits.max_connections_per_address, partial(self.metrics.refused, "http"))
         app = create_app(parts, config.cors_origins)
-        self.http = HttpServer(app, config.http_listen, "--http-listen", limits, doors, self._certificate, shared)
+        served = self._certificate, shared, self._begins
+        self.http = HttpServer(app, config.http_listen, "--http-listen", limits, doors, *served)
         self.relay = AgentRelay(config.fleet)
         to_agents = self.relay, _to_agents(config, access.token)
         self.grpc = GrpcServer(parts, config, self._certificate, share, *to_agents, shared=shared)
-        doors = Doors(MONITORS, MONITORS, partial(self.metrics.refused, "metrics"))
-        monitoring = create_metrics_app(self._health, self.metrics)
-        self.monitoring = HttpServer(monitoring, config.metrics_listen, "--metrics-listen", limits, doors)
+        self.monitoring = self._monitoring(config)
         self.peers = self._peer_server(config, access) if config.peer_listen else None
         self._drain_seconds = limits.drain_seconds
         self._tasks = Tasks()
+
+    def _monitoring(self, config: GatewayConfig) -> HttpServer:
+        doors = Doors(MONITORS, MONITORS, partial(self.metrics.refused, "metrics"))
+        app = create_metrics_app(self._health, self.metrics)
+        return HttpServer(app, config.metrics_listen, "--metrics-listen", config.limits, doors)
 
     def _peer_server(self, config: GatewayConfig, access: FleetAccess) -> PeerServer:
         keys = FleetKeys(Path(config.fleet_keys_file)) if config.fleet_keys_file else None
@@ -188,6 +194,7 @@ class Gateway:
             await asyncio.sleep(LEAVE_SECONDS)
         self.http.let_go()
         await asyncio.gather(self.grpc.stop(STOP_SECONDS), self.http.stop(), self.monitoring.stop())
+        self._begins.rush()
         await self._tasks.end()
         with contextlib.suppress(asyncio.TimeoutError), Within(STOP_SECONDS):
             await self._reporter.report()

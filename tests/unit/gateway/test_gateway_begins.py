@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 
-from polyfleet.gateway.begins import TURNS, Begins
+from polyfleet.gateway.begins import MAX_BEHIND, TURNS, Begins
 
 
 async def turns(number: int) -> None:
@@ -54,3 +54,30 @@ async def test_a_begin_that_fails_holds_up_no_other() -> None:
     await turns(2 * TURNS)
     assert begun == [1]
     assert [type(each) for each in failures] == [ZeroDivisionError]
+
+
+async def test_what_nobody_waits_for_comes_behind_all_calls_one_piece_in_a_turn() -> None:
+    begins, order = Begins(), list[str]()
+    for name in ("account", "log"):
+        begins.behind(partial(order.append, name))
+    for name in ("a", "b"):
+        begins.add(partial(order.append, name))
+    await turns(1 + TURNS)
+    assert order == ["a", "b"]
+    await turns(1)
+    assert order == ["a", "b", "account"]
+    begins.add(partial(order.append, "c"))
+    await turns(2)
+    assert order == ["a", "b", "account", "c", "log"]
+
+
+async def test_where_calls_never_cease_no_more_waits_behind_them_than_is_allowed() -> None:
+    begins, done = Begins(), list[int]()
+    for number in range(MAX_BEHIND + 2):
+        begins.behind(partial(done.append, number))
+    for _ in range(4):
+        begins.add(int)
+    await turns(1 + 3 * TURNS)
+    assert done == [0, 1]
+    begins.rush()
+    assert done == list(range(MAX_BEHIND + 2))

@@ -84,7 +84,7 @@ class GrpcServer:
             DecodeInterceptor(service.refuse, limits.body_seconds, self._let_in),
         ]
         tls = _tls(certificate) if certificate else None
-        self.connections = self._server = Http2Server(listener, doors, bounds(limits), interceptors, tls)
+        self.connections = self._server = Http2Server(listener, doors, bounds(limits), interceptors, tls, parts.begins)
         hosts = AgentsService(relay, lambda: parts.health.draining)
         agents_pb2_grpc.add_AgentsServicer_to_server(hosts, self._server)
         inference_pb2_grpc.add_InferenceServicer_to_server(service, self._server)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -35,7 +36,8 @@ log = logging.getLogger(__name__)
 class Accounts:
     """Opens a Record per request. `max_seconds` bounds every request, whatever its caller allows.
 
-    Metrics judge requests by `objectives`.
+    Metrics judge requests by `objectives`. `behind` is given what is written down of one that has ended, for when
+    nobody waits.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Accounts:
         quotas: Quotas | None = None,
         usage: UsageBook | None = None,
         recent: RecentRequests | None = None,
+        behind: Callable[[Callable[[], None]], None] = lambda work: work(),
     ) -> None:
         self.ledger = ledger
         self.metrics = metrics
@@ -55,6 +58,7 @@ class Accounts:
         self.quotas = quotas or Quotas(dict)
         self.usage = usage or UsageBook()
         self.recent = recent or RecentRequests()
+        self.behind = behind
         metrics.watch_ledger(ledger)
         metrics.show_objectives(self.objectives)
 
@@ -178,9 +182,12 @@ class Record:
             told = Internal(f"The gateway failed; its log says why under {self.request_id}.")
         code, outcome = self._verdict(told)
         self._accounts.ledger.end(outcome)
-        self._accounts.recent.ended(self, code.name)
-        self._count(code)
-        self._log(code, error)
+        if self.model:
+            self._leave()
+        if self._account:
+            self._accounts.quotas.release(self._account)
+            self._accounts.usage.add(self.call.tenant, self.model, self.usage)
+        self._accounts.behind(partial(self._write_down, code, error, time.monotonic()))
         if told is not None and told is not error:
             raise told from (error if code is Code.INTERNAL else None)
 
@@ -193,19 +200,19 @@ class Record:
             return Code.CANCELLED, Outcome.CANCELLED
         return (error.code if isinstance(error, ApiError) else Code.INTERNAL), Outcome.FAILED
 
-    def _count(self, code: Code) -> None:
-        metrics, usage, now = self._accounts.metrics, self.usage, time.monotonic()
+    def _write_down(self, code: Code, error: BaseException | None, ended: float) -> None:
+        self._accounts.recent.ended(self, code.name)
+        self._count(code, ended)
+        self._log(code, error, ended)
+
+    def _count(self, code: Code, ended: float) -> None:
+        metrics, usage = self._accounts.metrics, self.usage
         metrics.requests.labels(self.model, self.call.method, code.name).inc()
         metrics.keys.count(self.call.key_id, code.name, usage.prompt_tokens, usage.completion_tokens)
         of_model = metrics.of(self.model)
-        if self.model:
-            self._leave()
-        if self._account:
-            self._accounts.quotas.release(self._account)
-            self._accounts.usage.add(self.call.tenant, self.model, usage)
         if code is Code.CANCELLED:
             of_model.cancellations.inc()
-        of_model.duration.observe(now - self.began)
+        of_model.duration.observe(ended - self.began)
         of_model.prompt_tokens.inc(usage.prompt_tokens)
         of_model.cached_tokens.inc(usage.cached_tokens)
         of_model.generation_tokens.inc(usage.completion_tokens)
@@ -213,7 +220,7 @@ class Record:
             of_model.first_token.observe(first - self.began)
         for seconds in self._seconds_per_token:
             of_model.per_token.observe(seconds)
-        if (judgement := self._judge(code, now)) is not None:
+        if (judgement := self._judge(code, ended)) is not None:
             of_model.judged[judgement].inc()
 
     @property
@@ -226,7 +233,7 @@ class Record:
         """Of each choice that has more than one."""
         return [each.per_token for each in self._times.values() if each.per_token is not None]
 
-    def _judge(self, code: Code, now: float) -> Judgement | None:
+    def _judge(self, code: Code, ended: float) -> Judgement | None:
         """By the objectives; None for what says nothing about the service, or asked no worker for anything."""
         if code in CALLERS_OWN:
             return None
@@ -234,12 +241,12 @@ class Record:
             return Judgement.FAILED
         if not self.worker_id:
             return None
-        objectives, first = self._accounts.objectives, (self.first or now) - self.began
+        objectives, first = self._accounts.objectives, (self.first or ended) - self.began
         slowest = max(self._seconds_per_token, default=0.0)
         late = first > objectives.time_to_first_token or slowest > objectives.time_per_output_token
         return Judgement.SLOW if late else Judgement.GOOD
 
-    def _log(self, code: Code, error: BaseException | None) -> None:
+    def _log(self, code: Code, error: BaseException | None, ended: float) -> None:
         fields = {
             "request_id": self.request_id,
             "method": self.call.method,
@@ -247,7 +254,7 @@ class Record:
             "key_id": self.call.key_id,
             "worker_id": self.worker_id,
             "code": code.name,
-            "seconds": round(time.monotonic() - self.began, 4),
+            "seconds": round(ended - self.began, 4),
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._completion_tokens,
         }

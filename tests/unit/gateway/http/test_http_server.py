@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from uvicorn import Config
 
+from polyfleet.gateway.begins import Begins
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.http.connection import server
 from polyfleet.gateway.ports.doors import Doors
@@ -15,7 +16,7 @@ async def test_a_server_at_rest_wakes_for_the_date_alone_and_ends_when_told(monk
     async def app(*_: object) -> None: ...
 
     monkeypatch.setattr(server, "DATE_SECONDS", 3600.0)
-    served = server._Server(Config(app), Limits(), Doors(1, 1, lambda _: None))
+    served = server._Server(Config(app), Limits(), Doors(1, 1, lambda _: None), Begins())
     running = asyncio.create_task(served.main_loop())
     await asyncio.sleep(0)
     ((name, _),) = served.server_state.default_headers

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
@@ -19,6 +20,8 @@ from polyfleet.gateway.ledger import Ledger, LedgerError, Outcome
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.accounts import Accounts
 from polyfleet.gateway.request.token_times import TokenTimes
+from polyfleet.gateway.tenants.quotas import Quotas
+from polyfleet.process.keys import Tenant
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -39,6 +42,30 @@ def test_a_record_writes_down_every_way_out() -> None:
     for code, count in {"OK": 1, "UNAVAILABLE": 1, "CANCELLED": 2, "INVALID_ARGUMENT": 1, "INTERNAL": 1}.items():
         labels = {"model": "", "method": "Generate", "code": code}
         assert metrics.registry.get_sample_value("polyfleet_requests_total", labels) == count
+
+
+def test_what_is_written_down_later_is_as_it_was_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, later = [100.0], list[Callable[[], None]]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    ledger, metrics, quotas = Ledger(), Metrics(), Quotas(lambda: {"t": Tenant("t", max_concurrent=1)})
+    accounts = Accounts(ledger, metrics, 10, quotas=quotas, behind=later.append)
+    with caplog.at_level("INFO"), accounts.open("r", Call("Generate", tenant="t")) as record:
+        record.name_model("m")
+        record.claim()
+        now[0] = 103.0
+    ledger.check()  # who may begin next does not wait for what is written down
+    assert (ledger.running, value(metrics, "requests_inflight", model="m"), quotas.demands()) == (0, 0, {"t": 0})
+    assert value(metrics, "request_duration_seconds_sum", model="m") == 0
+    assert not caplog.records
+    now[0] = 200.0
+    with caplog.at_level("INFO"):
+        later[0]()
+    assert len(later) == 1
+    assert value(metrics, "request_duration_seconds_sum", model="m") == 3
+    assert value(metrics, "requests_total", model="m", method="Generate", code="OK") == 1
+    assert [vars(each)["seconds"] for each in caplog.records] == [3.0]
 
 
 def test_requests_are_judged_by_the_objectives(monkeypatch: pytest.MonkeyPatch) -> None:

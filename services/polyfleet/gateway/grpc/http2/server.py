@@ -58,6 +58,7 @@ class Http2Server:
         bounds: Bounds,
         interceptors: Sequence[Any],
         tls: ssl.SSLContext | None = None,
+        begins: Begins | None = None,
     ) -> None:
         self.max_streams, self.max_header_bytes = bounds.max_streams, bounds.max_header_bytes
         self.pace = Pace()
@@ -68,7 +69,7 @@ class Http2Server:
         self._connections: dict[str, Connection] = {}  # by peer
         self._acceptor: Acceptor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._begins = Begins()
+        self._begins = begins or Begins()
         self._empty = asyncio.Event()
         self._parting: set[Connection] = set()  # may still bring calls while the server stops
         self._parted = asyncio.Event()

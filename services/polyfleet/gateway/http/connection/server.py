@@ -25,11 +25,11 @@ DATE_SECONDS = 1.0
 class _Server(uvicorn.Server):
     """uvicorn's server with an Acceptor in place of asyncio's server."""
 
-    def __init__(self, config: uvicorn.Config, limits: Limits, doors: Doors) -> None:
+    def __init__(self, config: uvicorn.Config, limits: Limits, doors: Doors, begins: Begins) -> None:
         super().__init__(config)
         self._limits = limits
         self._doors = doors
-        self._pace, self._begins = Pace(), Begins()
+        self._pace, self._begins = Pace(), begins
         self._told_to_exit = asyncio.Event()
 
     @contextlib.contextmanager
@@ -92,6 +92,7 @@ class HttpServer:
         doors: Doors,
         certificate: ServedCertificate | None = None,
         shared: bool = False,
+        begins: Begins | None = None,
     ) -> None:
         def tls_context(*_: object) -> ssl.SSLContext:
             assert certificate is not None
@@ -115,7 +116,7 @@ class HttpServer:
             timeout_graceful_shutdown=1,
             ssl_context_factory=tls_context if certificate else None,
         )
-        self._server = _Server(settings, limits, doors)
+        self._server = _Server(settings, limits, doors, begins or Begins())
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
