@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import lcm
+from statistics import median
 
 from polyfleet.engine.exchange import Exchange
 from polyfleet.engine.executor import DeviceTimeout
@@ -24,7 +25,7 @@ LEAST_TOKENS = 64  # fewer are computed
 FETCH_SECONDS = (0.5, 30.0)  # that a fetch may take, whatever computing takes
 UNKNOWN_SECONDS = 10.0  # where it is not known what computing takes
 UNREACHABLE_SECONDS = 10.0  # after which a peer that could not be reached is tried again
-RATE_SECONDS = 60.0  # how long rates are known: then they are found out again
+RATE_SECONDS = 20.0  # how long rates are known: then they are found out again
 HELD_UP_SHARE, MOST_HELD_UP = 0.25, 0.05  # of the time since the last step, seconds: for giving, and for taking
 LEAST_PACE = 1e-9  # seconds for a token, of whatever clock
 MOST_UNREACHABLE = 1000  # peers that are remembered so
@@ -50,7 +51,7 @@ class _Arrival:
     wanted: int  # tokens
     tally: _Tally
     tokens: int = 0  # that were taken in
-    adding: float = 0.0  # seconds that this took
+    adding: list[float] = field(default_factory=list)  # seconds a token that this took, of each chunk
 
 
 class Travel:
@@ -167,7 +168,7 @@ class Travel:
             chunk, number = found
             began = self._clock()
             cached = self._add(arrival.hashes, chunk)
-            arrival.adding += self._clock() - began
+            arrival.adding.append((self._clock() - began) / chunk.tokens)
             fetch.release(number)
             if cached >= chunk.first + chunk.tokens:
                 arrival.tokens += chunk.tokens
@@ -200,7 +201,8 @@ class Travel:
             self._moving_per_token = mean(
                 self._moving_per_token, max(LEAST_PACE, arrival.fetch.seconds / arrival.tokens)
             )
-            self._adding_per_token = mean(self._adding_per_token, max(LEAST_PACE, arrival.adding / arrival.tokens))
+            typical = median(arrival.adding)  # for what a worker does once, the first time, costs no later one
+            self._adding_per_token = mean(self._adding_per_token, max(LEAST_PACE, typical))
         if arrival.tokens and not source.seconds:
             self._pace.learn(arrival.tokens, self._clock() - arrival.began)
         if (reason := arrival.fetch.reason) in ("unreachable", "stalled"):
