@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import grpc
 from bench.card.shapes import BLOCK_SIZE, SHAPES
 from bench.chaos.parts import Part
 from bench.report import Row, compare, publish
@@ -29,6 +30,7 @@ from bench.report import Row, compare, publish
 from polyfleet.client import AsyncClient, PolyfleetError
 from polyfleet.process.listening import free_addresses
 from polyfleet.simulator.figures import percentile
+from polyfleet.v1 import fleet_pb2, fleet_pb2_grpc
 
 POLL_SECONDS = 0.2
 COUNTED = 'polyfleet_prefills_total{decision="'
@@ -115,10 +117,10 @@ class Load:
         return found
 
 
-def start(stack: ExitStack, folder: Path, options: argparse.Namespace) -> tuple[str, str, list[Part]]:
-    """Scheduler, gateway and workers; where the gateway takes requests and tells metrics."""
-    fleet, metrics, grpc, http, gateway_metrics = free_addresses(5)
-    listen = {"grpc": grpc, "http": http, "metrics": gateway_metrics}
+def start(stack: ExitStack, folder: Path, options: argparse.Namespace) -> tuple[str, str, str, list[Part]]:
+    """Scheduler, gateway and workers; where the first is, and the second takes requests and tells metrics."""
+    fleet, metrics, requests, http, gateway_metrics = free_addresses(5)
+    listen = {"grpc": requests, "http": http, "metrics": gateway_metrics}
     gateway = [f"--{name}-listen={address}" for name, address in listen.items()]
     parts = [
         Part("scheduler", "bench.chaos.scheduler", [fleet, metrics, str(folder / "state")], folder),
@@ -138,7 +140,7 @@ def start(stack: ExitStack, folder: Path, options: argparse.Namespace) -> tuple[
     for part in parts:
         part.start()
         stack.callback(part.kill)
-    return grpc, gateway_metrics, parts
+    return fleet, requests, gateway_metrics, parts
 
 
 async def ready(client: AsyncClient, parts: Sequence[Part], seconds: float) -> None:
@@ -155,9 +157,9 @@ async def ready(client: AsyncClient, parts: Sequence[Part], seconds: float) -> N
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def measure(grpc: str, parts: Sequence[Part], options: argparse.Namespace) -> list[Row]:
+async def measure(fleet: str, requests: str, parts: Sequence[Part], options: argparse.Namespace) -> list[Row]:
     """Warm up, then all rounds."""
-    async with AsyncClient(grpc, timeout=600.0) as client:
+    async with AsyncClient(requests, timeout=600.0) as client:
         began = time.monotonic()
         await ready(client, parts, options.patience)
         say(f"all workers are ready after {time.monotonic() - began:.1f} s")
@@ -172,6 +174,7 @@ async def measure(grpc: str, parts: Sequence[Part], options: argparse.Namespace)
             for name, load in loads.items():
                 each = await load.replay(options.load * rate, options.seconds, number)
                 say(f"round {number}, {name}: {each.figures()}")
+                await rates(fleet)
                 for values in ("gaps", "firsts"):
                     getattr(found[name], values).extend(getattr(each, values))
                 found[name].tokens += each.tokens
@@ -192,6 +195,16 @@ def decisions(metrics: str) -> dict[str, int]:
     with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=10) as answer:
         lines = [line.split() for line in answer.read().decode().splitlines() if line.startswith(COUNTED)]
     return {name.removeprefix(COUNTED).strip('"}'): int(float(count)) for name, count in lines}
+
+
+async def rates(fleet: str) -> None:
+    """Say what workers have measured, in tokens a second."""
+    async with grpc.aio.insecure_channel(fleet) as channel:
+        found = await fleet_pb2_grpc.FleetStub(channel).ListWorkers(fleet_pb2.ListWorkersRequest())
+    for each in found.workers:
+        status = each.status
+        known = status.prefill_tokens_per_second, status.fetch_tokens_per_second, status.import_tokens_per_second
+        say(f"{each.info.worker_id}: computes {known[0]:,.0f}, fetches {known[1]:,.0f}, takes in {known[2]:,.0f}")
 
 
 def say(text: str) -> None:
@@ -226,8 +239,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print."""
     options = parse(arguments)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        grpc, metrics, parts = start(stack, Path(folder), options)
-        found = asyncio.run(measure(grpc, parts, options))
+        fleet, requests, metrics, parts = start(stack, Path(folder), options)
+        found = asyncio.run(measure(fleet, requests, parts, options))
         say(f"prompts: {decisions(metrics)}")
     publish(found, options.json)
     return 0
