@@ -31,7 +31,7 @@ from polyfleet.kernels.dispatch import Target, choose
 from polyfleet.kernels.program import Program
 from polyfleet.kernels.step import upload
 from polyfleet.kernels.table import implementations
-from polyfleet.kernels.triton.stepping import DecodeBuffers
+from polyfleet.kernels.triton.stepping import DecodeBuffers, TritonMasking
 from polyfleet.kernels.triton.tuning import tuning
 from polyfleet.kvcache.storage import KvStorage
 from polyfleet.loading.progress import Progress, silent
@@ -73,6 +73,7 @@ class CapturedExecutor(EagerExecutor):
 
     name = "captured"
     kv_dtypes = frozenset({"fp8"})
+    _masking = TritonMasking()
 
     @classmethod
     def refuses(cls, workload: Workload) -> str:

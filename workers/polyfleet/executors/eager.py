@@ -37,7 +37,7 @@ from polyfleet.kernels.step import Step, lay_out, upload
 from polyfleet.kernels.table import implementations
 from polyfleet.kvcache.storage import KvStorage
 from polyfleet.loading.progress import Progress, silent
-from polyfleet.sampling.device import DeviceDrawn, DeviceSampler, can_draw
+from polyfleet.sampling.device import DeviceDrawn, DeviceSampler, Masking, can_draw
 from polyfleet.sampling.group import GroupSampler
 from polyfleet.sampling.host import HostSampler
 from polyfleet.sampling.masks import Masks
@@ -54,6 +54,7 @@ class EagerExecutor(BlockAccess):
     takes_rows = True
     kv_dtypes = frozenset({"int8", "fp8"})
     separates_windows = True
+    _masking: Masking | None = None  # the device's own kernels, where the executor is for devices that have some
 
     @classmethod
     def refuses(cls, workload: Workload) -> str:
@@ -146,7 +147,7 @@ class EagerExecutor(BlockAccess):
         vocabulary = self._graph.widths[self._graph.logits]
         self._sampler: HostSampler | DeviceSampler | GroupSampler = HostSampler()
         if self.depth > 1:
-            sampler, ranks = DeviceSampler(self._device, vocabulary), self._workload.ranks
+            sampler, ranks = DeviceSampler(self._device, vocabulary, self._masking), self._workload.ranks
             self._sampler = sampler if ranks is None else GroupSampler(sampler, ranks)
 
     def launch(self, plan: StepPlan) -> TorchPending:
@@ -227,10 +228,9 @@ class EagerExecutor(BlockAccess):
 
     def _mark(self) -> Any:
         """An event behind all that the device was given so far; None where it has done it."""
-        if self._event is None:
-            return None
-        event = self._event()
-        event.record()
+        event = None if self._event is None else self._event()
+        if event is not None:
+            event.record()
         return event
 
     def _to_host(self, tensor: Tensor) -> Tensor:

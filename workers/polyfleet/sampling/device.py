@@ -8,7 +8,7 @@ logprobs in any company, on any device. Which rows take which steps depends on t
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfleet.kernels.step import upload
-from polyfleet.sampling.arrays import Bools, Ints
+from polyfleet.sampling.arrays import Bools, Int32s, Ints
 from polyfleet.sampling.candidates import Filters
 from polyfleet.sampling.device_counts import DeviceCounts
 from polyfleet.sampling.draw import Drawn, Draws, Logprobs, Start
@@ -58,11 +58,25 @@ class DeviceDrawn:
         return Drawn(_array(self.token_ids), _array(self.finite), logprobs)
 
 
+class Masking(Protocol):
+    """Kernels of a device that know sets of tokens: `bits` [M, words] of the ascending `masked` rows [M]."""
+
+    def likeliest(self, logits: Tensor, masked: Ints, bits: Int32s) -> tuple[Tensor, Tensor]:
+        """Of logits [S, V] the likeliest token that each row may take [S], and whether all of them are finite [S]."""
+        ...
+
+    def bar(self, values: Tensor, masked: Ints, bits: Int32s) -> None:
+        """Make minus infinity of logits [S, V], in place, what rows may not take."""
+        ...
+
+
 class DeviceSampler:
     """Draws on the device, and keeps there the counts of the slots whose draws are penalised."""
 
-    def __init__(self, device: torch.device, vocabulary: int) -> None:
+    def __init__(self, device: torch.device, vocabulary: int, masking: Masking | None = None) -> None:
+        """`masking`: the device's own, where it has some."""
         self._device = device
+        self._masking = masking
         self._vocabulary = vocabulary
         self._counts = DeviceCounts(device, vocabulary)
         self._scale = 2.0 ** (62 - vocabulary.bit_length())  # of weights as integers: no sum of a row overflows
@@ -77,10 +91,14 @@ class DeviceSampler:
 
         Raises ValueError for a penalised slot that was never started.
         """
+        greedy, penalised, masked = draws.greedy, draws.penalised, draws.masked
+        masks, kernels = draws.masks, self._masking
+        if kernels and masks is not None and not len(masks.biased_rows) and greedy.all() and not penalised.any():
+            token_ids, finite = kernels.likeliest(logits, masks.rows, masks.bits)
+            return DeviceDrawn(token_ids, finite, *self._logprobs(logits, token_ids, draws))
         token_ids = logits.argmax(dim=-1)  # the lowest id among the maxima
         lowest, highest = logits.aminmax(dim=-1)
         finite = lowest.mul_(0) == highest.mul_(0)  # of infinities and NaN that is NaN
-        greedy, penalised, masked = draws.greedy, draws.penalised, draws.masked
         for rows in self._parts(greedy & (penalised | masked)):
             values, _ = self._adjusted(logits, rows, draws, penalised, masked)
             token_ids[self._places(rows)] = values.argmax(dim=-1)
@@ -120,8 +138,10 @@ class DeviceSampler:
         """The logits of these rows behind penalties and masks, and whether some are barred, which then are -inf."""
         values = logits[self._places(rows)]
         changed, barred = penalised[rows], masked[rows]
-        if changed.any() or barred.any():
+        if changed.any() or (draws.masks is not None and len(draws.masks.biased_rows)):
             values = values.to(torch.float32, copy=True)
+        elif barred.any():
+            values = values.clone()
         if changed.any():
             plain = Draws(draws.parameters, draws.slots, draws.positions)
             self._counts.penalise(values, self._moved(np.flatnonzero(changed)), plain.take(rows[changed]))
@@ -130,8 +150,10 @@ class DeviceSampler:
         return values, bool(barred.any())
 
     def _bar(self, values: Tensor, masks: Masks) -> None:
-        """Add biases to rows of float32 logits [n, V], in place, and make minus infinity what they may not take."""
-        if len(masks.rows):
+        """Add biases to rows of logits [n, V], float32 if any, in place; make minus infinity what they may not take."""
+        if len(masks.rows) and self._masking:
+            self._masking.bar(values, masks.rows, masks.bits)
+        elif len(masks.rows):
             rows, bits = self._moved(masks.rows), self._moved(masks.bits)
             missing = (bits[..., None] & self._moved(BIT_OF_WORD) == 0).flatten(1)[:, : values.shape[1]]
             values.index_copy_(0, rows, values.index_select(0, rows).masked_fill_(missing, -torch.inf))

@@ -99,7 +99,9 @@ def kernels(name: str) -> Cases:
     numbers = {"numbers": "*i32", **dict.fromkeys(wholes, "*i64"), "rows": "i32", "stride": "i32"}
     cases.append((stepping.prepare_kernel, numbers, {"WIDTH": 128, "BLOCK_SIZE": 64, "COPIED": 128}, 1, 3))
     logits = {"logits": "*bf16", "bests": "*fp32", "where": "*i32"}
-    cases.append((stepping.best_kernel, logits, {"VOCABULARY": 128256, "LOGITS": 8192, "PARTS": 16}, 8, 3))
+    masks, size = {"lines": "*i32", "bits": "*i32"}, {"VOCABULARY": 128256, "LOGITS": stepping.LOGITS}
+    likeliest = logits | masks, size | {"PARTS": 16, "MASKED": True}
+    cases += [(stepping.best_kernel, *likeliest, 8, 3), (stepping.bar_kernel, masks | {"values": "*bf16"}, size, 4, 3)]
     picked = {"bests": "*fp32", "where": "*i32", "slots": "*i32", "last_token": "*i64", "token_ids": "*i64"}
     picked["finite"] = "*u8"
     cases.append((stepping.pick_kernel, picked, {"VOCABULARY": 128256, "PARTS": 16, "PADDED": 16}, 1, 3))

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polyfleet.kernels.step import Step
+from polyfleet.kernels.step import Ints, Step, upload
 
 COPIED = 128  # blocks at once
 LOGITS = 8192  # of a program
@@ -46,16 +46,42 @@ def prepare_kernel(
 
 
 @triton.jit
-def best_kernel(logits, bests, where, VOCABULARY: tl.constexpr, LOGITS: tl.constexpr, PARTS: tl.constexpr):
-    """The highest of some logits of a row, and its id, the lowest of equals; NaN where one of them is not finite."""
+def best_kernel(
+    logits, bests, where, lines, bits, VOCABULARY: tl.constexpr, LOGITS: tl.constexpr, PARTS: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """The highest of some logits of a row, and its id, the lowest of equals; NaN where one of them is not finite.
+
+    MASKED: of the tokens whose `bits` are set, of the line that `lines` names for each row; negative: of all.
+    """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = part * LOGITS + tl.arange(0, LOGITS)
     inside = column < VOCABULARY
     values = tl.load(logits + row * VOCABULARY + column, mask=inside, other=float("-inf")).to(tl.float32)
     odd = tl.max((inside & (values - values != 0)).to(tl.int32), 0)
+    if MASKED:
+        values = tl.where(allowed(tl.load(lines + row), bits, column, inside, VOCABULARY), values, float("-inf"))
     best, place = tl.max(values, 0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(bests + row * PARTS + part, tl.where(odd != 0, float("nan"), best))
     tl.store(where + row * PARTS + part, part * LOGITS + place)
+
+
+@triton.jit
+def allowed(line, bits, column, inside, VOCABULARY: tl.constexpr):
+    """Whether tokens may be drawn by one of the lines of `bits` (see `sampling.masks`); negative: each may."""
+    WORDS: tl.constexpr = (VOCABULARY + 31) // 32
+    words = tl.load(bits + line.to(tl.int64) * WORDS + column // 32, mask=inside & (line >= 0), other=-1)
+    return (words >> (column % 32)) & 1 != 0
+
+
+@triton.jit
+def bar_kernel(values, lines, bits, VOCABULARY: tl.constexpr, LOGITS: tl.constexpr):
+    """Logits become minus infinity in place where `bits` are not set, of the line that `lines` names for each row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * LOGITS + tl.arange(0, LOGITS)
+    inside = column < VOCABULARY
+    barred = inside & ~allowed(tl.load(lines + row), bits, column, inside, VOCABULARY)
+    tl.store(values + row * VOCABULARY + column, float("-inf"), mask=barred)
 
 
 @triton.jit
@@ -72,10 +98,11 @@ def pick_kernel(
     _, best = tl.max(tl.where(values != values, float("-inf"), values), 0, return_indices=True)
     token = tl.load(where + row * PARTS + tl.minimum(best, PARTS - 1)).to(tl.int64)
     token = tl.minimum(tl.maximum(token, 0), VOCABULARY - 1)
-    slot = tl.load(slots + row).to(tl.int64)
     tl.store(token_ids + row, token)
     tl.store(finite + row, (odd == 0).to(tl.uint8))
-    tl.store(last_token + slot, token, mask=slot >= 0)
+    if slots is not None:
+        slot = tl.load(slots + row).to(tl.int64)
+        tl.store(last_token + slot, token, mask=slot >= 0)
 
 
 def results_of(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,13 +161,51 @@ class DecodeBuffers:
 
     def pick(self, logits: Tensor, last_token: Tensor) -> None:
         """Each row's likeliest token, into `results` and its slot of `last_token`."""
-        rows, vocabulary = logits.shape
-        parts = triton.cdiv(vocabulary, LOGITS)
-        bests = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
-        where = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
-        best_kernel[(rows, parts)](logits.contiguous(), bests, where, vocabulary, LOGITS, parts, num_warps=8)
-        padded = triton.next_power_of_2(parts)
-        slots = self.numbers[rows : 2 * rows]
-        token_ids, finite = results_of(self.of(rows)[1])
-        operands = (bests, where, slots, last_token, token_ids, finite.view(torch.uint8))
-        pick_kernel[(rows,)](*operands, vocabulary, parts, padded, num_warps=1)
+        slots = self.numbers[len(logits) : 2 * len(logits)]
+        token_ids, finite = results_of(self.of(len(logits))[1])
+        _pick(logits, token_ids, finite, slots=slots, last_token=last_token)
+
+
+class TritonMasking:
+    """What sets of tokens do to logits, for `sampling.device`: `bits` [M, words] of the ascending `masked` rows [M]."""
+
+    def likeliest(self, logits: Tensor, masked: Ints, bits: Ints) -> tuple[Tensor, Tensor]:
+        """Of logits [S, V] the likeliest token that each row may take [S], and whether all of them are finite [S]."""
+        token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+        finite = torch.empty(len(logits), dtype=torch.bool, device=logits.device)
+        _pick(logits, token_ids, finite, bits=_moved(masked, bits, logits))
+        return token_ids, finite
+
+    def bar(self, values: Tensor, masked: Ints, bits: Ints) -> None:
+        """Make minus infinity of logits [S, V], in place, what rows may not take."""
+        rows, vocabulary = values.shape
+        moved = _moved(masked, bits, values)
+        bar_kernel[(rows, triton.cdiv(vocabulary, LOGITS))](values, *moved, vocabulary, LOGITS)
+
+
+def _moved(masked: Ints, bits: Ints, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Which line of bits each row has, negative: none [S], and the bits, by one copy."""
+    lines = np.full(len(logits), -1, dtype=np.int32)
+    lines[masked] = np.arange(len(masked))
+    moved = upload(np.concatenate((lines, bits.reshape(-1))), logits.device)
+    return moved[: len(lines)], moved[len(lines) :]
+
+
+def _pick(
+    logits: Tensor,
+    token_ids: Tensor,
+    finite: Tensor,
+    *,
+    slots: Tensor | None = None,
+    last_token: Tensor | None = None,
+    bits: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> None:
+    """The likeliest token of each row, that `bits` allow if there are some; into its slot of `last_token`, too."""
+    rows, vocabulary = logits.shape
+    parts = triton.cdiv(vocabulary, LOGITS)
+    bests = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
+    where = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
+    sizes = vocabulary, LOGITS, parts, bits[1] is not None
+    best_kernel[(rows, parts)](logits.contiguous(), bests, where, *bits, *sizes, num_warps=8)
+    operands = bests, where, slots, last_token, token_ids, finite.view(torch.uint8)
+    pick_kernel[(rows,)](*operands, vocabulary, parts, triton.next_power_of_2(parts), num_warps=1)
