@@ -72,16 +72,19 @@ async def pair(folder: Path, kinds: Sequence[Sequence[str]] = ((), ())) -> Async
     )
     async with GatewayRig(config=CROWDED) as rig, prefill, decode:
         rig.fleet.add_assets(assets.document)
-        for worker, role in ((prefill, PREFILL), (decode, DECODE)):
+        crowd = pb.GenerateRequest(model="fake", token_ids=[5, 6, 7], max_tokens=1000, ignore_eos=True)
+        sessions = rig.gateway.view.sessions
+        for worker, role in ((decode, DECODE), (prefill, PREFILL)):
             answer = await worker.status()
             answer.info.role = role
             rig.fleet.workers[answer.info.worker_id] = fleet_pb2.FleetWorker(info=answer.info, status=answer.status)
-        rig.fleet.publish()
-        sessions = rig.gateway.view.sessions
-        await until(lambda: len(sessions) == 2 and all(each.offer.address for each in sessions.values()))
-        crowd = pb.GenerateRequest(model="fake", token_ids=[5, 6, 7], max_tokens=1000, ignore_eos=True)
-        call = rig.stub.Generate(crowd)
-        await call.read()
+            rig.fleet.publish()
+            await until(
+                lambda: len(sessions) == len(rig.fleet.workers) and all(s.offer.address for s in sessions.values())
+            )
+            if worker is decode:  # while it is alone: a short prompt goes to either
+                call = rig.stub.Generate(crowd)
+                await call.read()
         try:
             yield Pair(rig, prefill, decode)
         finally:
