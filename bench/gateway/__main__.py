@@ -12,9 +12,10 @@ all. `apart` are as many gateways as the one has processes, which share nothing:
 less, and what the one carries beside them is what sharing ports, quotas and metrics takes.
 
 Rows: streams per CPU second and CPU microseconds per token of all rounds together, whose lowest and highest stand
-beside; the time to the first token at 32 clients, the median, and what is added to the bare server's own: of clients
-that begin `together`, within 10 ms, and so end and begin again with only chance to part them, and of `spread` ones, of
-which some begin at any time.
+beside; the share of the CPU time that the busiest process takes, which bounds what several carry on cores of their own;
+the time to the first token at 32 clients, the median, and what is added to the bare server's own: of clients that begin
+`together`, within 10 ms, and so end and begin again with only chance to part them, and of `spread` ones, of which some
+begin at any time.
 """
 
 import argparse
@@ -26,8 +27,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,13 +60,17 @@ class Turn(NamedTuple):
 
     load: Load
     cpu_seconds: float
+    busiest: float = 1.0  # share of them that the process took which took most
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and all below it."""
-    parent = psutil.Process(pid)
-    times = [each.cpu_times() for each in (parent, *parent.children(recursive=True))]
-    return float(sum(each.user + each.system for each in times))
+def cpu_seconds(pids: Sequence[int]) -> Counter[int]:
+    """User and system time of processes and all below them, each one's."""
+    found = Counter[int]()
+    for parent in map(psutil.Process, pids):
+        for each in (parent, *parent.children(recursive=True)):
+            times = each.cpu_times()
+            found[each.pid] = times.user + times.system
+    return found
 
 
 @contextmanager
@@ -128,17 +133,20 @@ def start(options: argparse.Namespace, stack: ExitStack) -> list[Contender]:
     return [each for each in found if each.name in options.only]
 
 
-async def turn(contender: Contender, clients: int, seconds: float, gap: float, phases: float = 0.0) -> Turn:
-    """Warm up, then measure. See `drive`."""
-    connections = max(1, clients // CLIENTS_PER_CONNECTION)
+async def turn(
+    contender: Contender, clients: int, per_connection: int, seconds: float, gap: float, phases: float = 0.0
+) -> Turn:
+    """Warm up, then measure. See `drive`; `per_connection`: clients of one."""
+    connections = max(1, clients // per_connection)
     http = contender.name == "http"
     streams = HttpStreams(contender.addresses[0]) if http else GrpcStreams(contender.addresses, connections)
     await drive(streams.one, clients, 0.0, gap)
-    before = sum(map(cpu_seconds, contender.pids))
+    before = cpu_seconds(contender.pids)
     load = await drive(streams.one, clients, seconds, gap, phases)
-    used = sum(map(cpu_seconds, contender.pids)) - before
+    after = cpu_seconds(contender.pids)
     await streams.close()
-    return Turn(load, used)
+    used = {pid: after[pid] - before[pid] for pid in after}
+    return Turn(load, sum(used.values()), max(used.values()) / sum(used.values()))
 
 
 def rows(turns: dict[str, list[Turn]], firsts: dict[tuple[str, str], list[Turn]]) -> Iterator[Row]:
@@ -151,6 +159,7 @@ def rows(turns: dict[str, list[Turn]], firsts: dict[tuple[str, str], list[Turn]]
         yield Row(f"gateway_cpu_per_token_{name}", 1e6 / rates[name] / TOKENS, "us")
         messages = sum(turn.load.messages for turn in some) / sum(turn.load.streams for turn in some)
         yield Row(f"gateway_messages_per_stream_{name}", messages, "messages")
+        yield Row(f"gateway_busiest_process_{name}", statistics.mean(turn.busiest for turn in some), "of all CPU time")
     for name in (*BARE, APART):
         if {"gateway", name} <= rates.keys():
             yield compare(f"gateway_beside_{name}", rates["gateway"], "streams", name, rates[name])
@@ -171,6 +180,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--processes", type=int, default=1, help="of the gateway (default 1)")
     parser.add_argument("--clients", type=int, default=64, help="streams at a time (default 64)")
+    parser.add_argument("--per-connection", type=int, default=CLIENTS_PER_CONNECTION, help="clients of one (default 8)")
     parser.add_argument("--gap", type=float, default=0.01, help="seconds between two tokens (default 0.01)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a contender's turn (default 10)")
     parser.add_argument("--rounds", type=int, default=4, help="turns of each contender (default 4)")
@@ -179,8 +189,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options.only = options.only.split(",")
     if unknown := set(options.only) - set(CONTENDERS):
         parser.error(f"--only: there is no {', '.join(sorted(unknown))}")
-    if min(options.processes, options.clients, options.rounds) < 1 or min(options.gap, options.seconds) <= 0:
-        parser.error("--processes, --clients and --rounds must be 1 or more, --gap and --seconds over 0")
+    if (
+        min(options.processes, options.clients, options.per_connection, options.rounds) < 1
+        or min(options.gap, options.seconds) <= 0
+    ):
+        parser.error(
+            "--processes, --clients, --per-connection and --rounds must be 1 or more, --gap and --seconds over 0"
+        )
     return options
 
 
@@ -192,10 +207,12 @@ def main() -> int:
         turns, firsts = defaultdict[str, list[Turn]](list), defaultdict[tuple[str, str], list[Turn]](list)
         for _ in range(options.rounds):
             for each in contenders:
-                turns[each.name].append(asyncio.run(turn(each, options.clients, options.seconds, options.gap)))
+                took = turn(each, options.clients, options.per_connection, options.seconds, options.gap)
+                turns[each.name].append(asyncio.run(took))
             for begin, tokens in PHASES.items():
                 for each in contenders:
-                    took = turn(each, FIRST_CLIENTS, options.seconds / 4, options.gap, tokens * options.gap)
+                    of_few = FIRST_CLIENTS, CLIENTS_PER_CONNECTION, options.seconds / 4, options.gap
+                    took = turn(each, *of_few, tokens * options.gap)
                     firsts[begin, each.name].append(asyncio.run(took))
     publish(rows(turns, firsts), options.json)
     return 0

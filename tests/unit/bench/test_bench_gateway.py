@@ -24,13 +24,14 @@ async def test_streams_come_whole_through_a_bare_relay() -> None:
 
 def test_rows_say_streams_a_cpu_second_and_what_is_added_to_a_bare_server() -> None:
     turns = {"gateway": [Turn(Load(300, 9600, 0.012), 1.0)], "server": [Turn(Load(600, 19200, 0.010), 1.0)]}
-    turns["apart"] = [Turn(Load(400, 12800, 0.012), 1.0)]
+    turns["apart"] = [Turn(Load(400, 12800, 0.012), 1.0, 0.25), Turn(Load(400, 12800, 0.012), 1.0, 0.35)]
     firsts = {(begin, name): some for begin in ("together", "spread") for name, some in turns.items()}
     firsts["spread", "gateway"] = [Turn(Load(300, 9600, 0.011), 1.0)]
     found = {row.name: row for row in rows(turns, firsts)}
     assert found["gateway_streams_per_cpu_second_gateway"].value == 300
     assert (found["gateway_beside_server"].ratio, found["gateway_beside_apart"].ratio) == (0.5, 0.75)
     assert found["gateway_cpu_per_token_server"].value == pytest.approx(1e6 / 600 / TOKENS)
+    assert found["gateway_busiest_process_apart"].value == pytest.approx(0.3)
     assert found["gateway_messages_per_stream_gateway"].value == 32
     assert found["gateway_added_first_token_together_gateway"].value == pytest.approx(2)
     assert found["gateway_added_first_token_spread_gateway"].value == pytest.approx(1)
@@ -52,7 +53,9 @@ async def test_clients_begin_together_or_spread_over_a_stream() -> None:
         assert max(begins) - began >= least
 
 
-@pytest.mark.parametrize("wrong", [["--only", "gateway,envoy"], ["--rounds", "0"], ["--gap", "0"]])
+@pytest.mark.parametrize(
+    "wrong", [["--only", "gateway,envoy"], ["--rounds", "0"], ["--gap", "0"], ["--per-connection", "0"]]
+)
 def test_what_cannot_be_run_is_refused(wrong: list[str]) -> None:
     with pytest.raises(SystemExit):
         parse(wrong)
