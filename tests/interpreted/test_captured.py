@@ -75,7 +75,7 @@ def run_batch(executor: Any, num_blocks: int = 12) -> Outcomes:
     return run_all(batcher)
 
 
-@pytest.mark.parametrize(("depth", "narrow"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("depth", "narrow"), [pytest.param(1, False, marks=pytest.mark.slow), (2, True)])
 def test_the_same_tokens_with_graphs_and_without(
     model: LoadedModel, depth: int, narrow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {  # of two layers
     "gpt-oss": {"layer_types": ["sliding_attention", "full_attention"]},
     "smollm3": {"no_rope_layers": [1, 0]},
 }
-NAMES = ("gpt-oss", "granite4", "qwen3next", "smollm3")
+NAMES = ("gpt-oss", "granite4", "qwen3next", pytest.param("smollm3", marks=pytest.mark.slow))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -125,7 +125,7 @@ class Traffic:
         self.executor.most_rows = 11 if short and self.rng.random() < 0.01 else 10**9
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("depth", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_two_thousand_requests_with_cancels_preemptions_and_failures_balance(depth: int) -> None:
     batcher, executor = make_batcher(
         num_blocks=40, max_sequences=8, step_tokens=24, context_length=CONTEXT, end_token_ids=ENDS, depth=depth
