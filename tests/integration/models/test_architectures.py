@@ -28,7 +28,7 @@ from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 
 TOLERANCES = {"eager": 2e-4, "persistent": 6e-2}  # of logprobs: the CPU library's cache has half precision
-NEW_TOKENS = 50
+NEW_TOKENS = 32
 # Parts that others have, put together in no new way:
 ALIKE = (
     "exaone, written by transformers",
@@ -72,7 +72,7 @@ def generate(kind: str, model: LoadedModel) -> list[list[SampledToken]]:
     reuse, horizon = not record(model.config, model.weights).states, model.config.horizon
     window = model.config.local_window
     limits = BatchLimits(4, 32, 128, prefix_cache=reuse, horizon=horizon, window=window)
-    batcher = over(executor, limits, num_blocks=14, block_size=16, local_blocks=10 if window else 0)
+    batcher = over(executor, limits, num_blocks=12, block_size=16, local_blocks=10 if window else 0)
     tokens: dict[str, list[SampledToken]] = {}
     for wave in ([0], [1, 2, 3]):
         for number in wave:
