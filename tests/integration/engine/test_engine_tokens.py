@@ -29,7 +29,7 @@ from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 
 pytestmark = pytest.mark.timeout(1200)  # transformers takes its time on few or busy cores
-NUM_TOKENS = 50
+NUM_TOKENS = 32
 NO_TOKEN = -1  # as the end token: generation goes on past the model's own
 POOL_TOKENS = 2048
 STEADY = "You are a careful assistant who answers in plain words. "
@@ -180,27 +180,27 @@ def test_among_others_in_chunks(loaded: EngineParts, prompts: list[tuple[int, ..
 
 
 def test_over_cached_prefixes(loaded: EngineParts, prompts: list[tuple[int, ...]], expected: list[list[int]]) -> None:
-    requests = greedy([(*prompt, *tokens[:20]) for prompt, tokens in zip(prompts, expected, strict=True)])
-    requests = [replace(request, max_tokens=NUM_TOKENS - 20) for request in requests]
+    requests = greedy([(*prompt, *tokens[:12]) for prompt, tokens in zip(prompts, expected, strict=True)])
+    requests = [replace(request, max_tokens=NUM_TOKENS - 12) for request in requests]
     run = compute(loaded, requests, rounds=2, max_sequences=8, step_tokens=64)
-    assert run.tokens == [tokens[20:] for tokens in expected]
+    assert run.tokens == [tokens[12:] for tokens in expected]
     cached = [run.outcomes[request.sequence_id].cached_tokens for request in requests]
     assert cached == [(len(request.prompt_ids) - 1) // 16 * 16 for request in requests]
     assert run.status.prefix_hit_tokens >= sum(filter(None, cached))
 
 
 def test_after_preemptions(loaded: EngineParts, prompts: list[tuple[int, ...]], expected: list[list[int]]) -> None:
-    run = compute(loaded, greedy(prompts), num_blocks=28, max_sequences=8, step_tokens=32, prefix_cache=False)
+    run = compute(loaded, greedy(prompts), num_blocks=20, max_sequences=8, step_tokens=32, prefix_cache=False)
     assert run.tokens == expected
-    assert run.status.preemptions >= 2
+    assert run.status.preemptions > 0
 
 
 def test_resumed(loaded: EngineParts, prompts: list[tuple[int, ...]], expected: list[list[int]]) -> None:
     requests = [
-        replace(request, generated_ids=tuple(tokens[:30]))
+        replace(request, generated_ids=tuple(tokens[:20]))
         for request, tokens in zip(greedy(prompts), expected, strict=True)
     ]
-    assert compute(loaded, requests, max_sequences=8).tokens == [tokens[30:] for tokens in expected]
+    assert compute(loaded, requests, max_sequences=8).tokens == [tokens[20:] for tokens in expected]
 
 
 def test_same_seed_same_tokens_in_any_company(
