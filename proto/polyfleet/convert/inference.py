@@ -1,6 +1,5 @@
 """The public API's requests and answers. Only how many items a request has is checked here."""
 
-from collections.abc import Sized
 from functools import lru_cache
 from typing import Any
 
@@ -55,7 +54,7 @@ _MOST = {
 
 def generate_request(message: pb.GenerateRequest) -> GenerateRequest:
     """From a client; what is absent has inference.proto's default, or is the model's own. Raises FieldError."""
-    _check_counts(message, "stop", "stop_token_ids", "logit_bias", "messages", "tools", "tool_names")
+    _check_counts(message)
     stated = {field.name: value for field, value in message.sampling.ListFields()}
     seed, left_out = stated.pop("seed", None), frozenset(DEFAULTABLE) - stated.keys()
     if stated.get("top_k") == NONE:
@@ -66,19 +65,19 @@ def generate_request(message: pb.GenerateRequest) -> GenerateRequest:
 
 def embed_request(message: pb.EmbedRequest) -> EmbedRequest:
     """From a client. Raises FieldError, for a pooling that does not exist too."""
-    _check_counts(message, "inputs")
+    _check_counts(message)
     return _EMBED.value(message)
 
 
 def rerank_request(message: pb.RerankRequest) -> RerankRequest:
     """From a client. Raises FieldError."""
-    _check_counts(message, "documents")
+    _check_counts(message)
     return _RERANK.value(message)
 
 
 def tokenize_request(message: pb.TokenizeRequest) -> TokenizeRequest:
     """From a client. Raises FieldError."""
-    _check_counts(message, "messages", "tools")
+    _check_counts(message)
     return _TOKENIZE.value(message, messages=_messages(message))
 
 
@@ -113,10 +112,11 @@ def _part(part: pb.ContentPart, path: str) -> str | Image:
     return Image(part.image) if part.image else part.text
 
 
-def _check_counts(message: Any, *names: str) -> None:
-    for name in names:
-        items: Sized = getattr(message, name)
-        check_count(name, len(items), _MOST[name])
+def _check_counts(message: Any) -> None:
+    """Of the fields that a message has items in."""
+    for field, items in message.ListFields():
+        if (most := _MOST.get(field.name)) is not None:
+            check_count(field.name, len(items), most)
 
 
 def generate_response(delta: Delta) -> pb.GenerateResponse:
