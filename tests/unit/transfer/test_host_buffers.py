@@ -12,7 +12,6 @@ from tests.unit.transfer.test_room import WAYS, by, whole
 
 from polyfleet.kernels.int8_rows import rows_of
 from polyfleet.kvcache.travelling import Wanted, chunks_on_way
-from polyfleet.transfer import memory
 from polyfleet.transfer.memory import copied
 from polyfleet.transfer.room import TransferRoom
 from polyfleet.transfer.settings import TransferSettings
@@ -81,7 +80,6 @@ def test_no_more_is_received_ahead_than_before(way: str, room: TransferRoom) -> 
 def test_broken_numbers_are_refused_before_any_sequence_reads_them(
     way: str, dtype: str, room: TransferRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "SEEN_BYTES", 64)
     good, bad = caches_of(0, GRAIN), caches_of(0, GRAIN)
     if dtype == "int8":
         good, bad = (tuple(rows_of(each.astype(np.float32)) for each in caches) for caches in (good, bad))

@@ -13,7 +13,6 @@ from polyfleet.kernels.scan import scan
 SEALS = getattr(fcntl, "F_SEAL_SHRINK", 2) | getattr(fcntl, "F_SEAL_GROW", 4)
 _OTHERS_READ = 0x10 | getattr(fcntl, "F_SEAL_SEAL", 1)  # F_SEAL_FUTURE_WRITE: what is mapped from now on
 MOST_KEPT = 2
-SEEN_BYTES = 1 << 20  # that are copied, and then looked at: a part of a core's cache
 _ADD_SEALS, _GET_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033), getattr(fcntl, "F_GET_SEALS", 1034)
 
 
@@ -83,18 +82,14 @@ class SharedSlots:
 
 
 def copied(source: memoryview, into: memoryview, number_bytes: int) -> int:
-    """Copy memory that a peer shares, without Python's lock; the largest magnitude of its numbers, as bits.
+    """Copy memory that a peer shares; the largest magnitude of its numbers, as bits.
 
     Of numbers of `number_bytes`, 2 or 4; 0: nothing is looked at. What is looked at is the copy, which nobody else can
-    write, while it is in the core's cache.
+    write. All in one piece: each piece more would take Python's lock once more, which the engine's thread waits for.
     """
-    given, taken, largest = np.frombuffer(source, np.uint8), np.frombuffer(into, np.uint8), 0
-    for at in range(0, len(given), SEEN_BYTES):
-        part = taken[at : at + SEEN_BYTES]
-        part[:] = given[at : at + SEEN_BYTES]
-        if number_bytes:
-            largest = max(largest, scan(part.view(f"<u{number_bytes}")).largest)
-    return largest
+    taken = np.frombuffer(into, np.uint8)
+    np.copyto(taken, np.frombuffer(source, np.uint8))
+    return scan(taken.view(f"<u{number_bytes}")).largest if number_bytes else 0
 
 
 class KeptSlots:
