@@ -254,9 +254,10 @@ def products_of_bytes(tuned: Tuning, types: dict[str, str], alone: dict[str, int
     for kind, streams in enumerate(tuned.streams, 3):
         cuts = list(dict.fromkeys(each.cut for each in streams if each.cut))
         for cut, silu in zip(cuts, itertools.cycle((False, True)), strict=False):
-            tiles = f"[{cut.block // 2 if silu else cut.block},128],{hopper_linear.LAYOUT!r}>"
+            parts = 2 if silu else 1
+            tiles = f"[{parts},{cut.block // parts},128],{hopper_linear.LAYOUT!r}>"
             single, rows = cut.rows == 1, hopper_linear.ALONE if cut.rows == 1 else cut.rows
-            pair = f"tensordesc<fp8e4nv[{2 * rows},128],{hopper_linear.LAYOUT!r}>"
+            pair = f"tensordesc<fp8e4nv[{kind - 2},{2 * rows},128],{hopper_linear.LAYOUT!r}>"
             over = types | {"x": "*bf16" if single else pair}
             over["weights"] = f"tensordesc<{'u8' if kind == 4 else 'fp8e4nv'}{tiles}"
             size = {"N": 28672 if silu else 4096, "K": 4096, "SQUARES": 64, "GROUP": 128 if kind == 4 else 4096}

@@ -29,33 +29,13 @@ from polyfleet.kernels.triton.tuning import Cut
 
 AVAILABLE = triton.__version__.startswith("3.6.")
 LINE = 128  # bytes of a row at once
-LAYOUT = gl.NVMMASharedLayout(128, 8, 2)
+LAYOUT = gl.NVMMASharedLayout(128, 8, 3)
 ALONE = 4  # rows that the matrix unit meets where there is one
 
 
-def described(data: Tensor, rows: int) -> Any:
-    """Bytes [lines, bytes], of which `rows` x LINE are copied as one."""
-    return TensorDescriptor(data, list(data.shape), [data.shape[1], 1], [rows, LINE], LAYOUT)
-
-
-@gluon.jit
-def copy_weights(source, into, bar, tile, byte, present, N: gl.constexpr, BLOCK: gl.constexpr, PARTS: gl.constexpr):
-    """Begin to fetch the bytes of a tile's outputs, of which a half each lies in N / 2."""
-    if PARTS == 1:
-        tma.async_copy_global_to_shared(source, [tile * BLOCK, byte], bar, into, pred=present)
-    else:
-        HALF: gl.constexpr = BLOCK // 2
-        tma.async_copy_global_to_shared(source, [tile * HALF, byte], bar, into.slice(0, HALF), pred=present)
-        other = N // 2 + tile * HALF
-        tma.async_copy_global_to_shared(source, [other, byte], bar, into.slice(HALF, HALF), pred=present)
-
-
-@gluon.jit
-def copy_rows(source, into, bar, slot, upper, byte, present, EACH: gl.constexpr, LINE: gl.constexpr):
-    """Begin to fetch pairs, for codes of 4 bits two tiles of them."""
-    for part in gl.static_range(EACH):
-        column = byte * EACH + part * LINE
-        tma.async_copy_global_to_shared(source, [2 * upper, column], bar, into.index(slot * EACH + part), pred=present)
+def described(data: Tensor, shape: tuple[int, int, int], strides: tuple[int, int], box: tuple[int, int]) -> Any:
+    """Bytes [blocks, lines, bytes], blocks and lines `strides` apart, of which `box` x LINE are copied as one."""
+    return TensorDescriptor(data, list(shape), [*strides, 1], [*box, LINE], LAYOUT)
 
 
 @gluon.jit
@@ -91,6 +71,8 @@ def hopper_linear_kernel(
 ):  # fmt: skip
     """As `linear_kernel`, of any number of rows; `weights` and `x` are `described`. EACH: codes of a byte, 1 or 2.
 
+    A copy is one order for all that a step needs of weights, or of pairs: each waits for all warps to be there.
+
     SPAN: x is a single row as it is, which each program makes pairs of, in words' order; 0: pairs.
     """
     upper, tile, split = gl.program_id(0) * ROWS, gl.program_id(1), gl.program_id(2)
@@ -107,12 +89,15 @@ def hopper_linear_kernel(
     PIECES: gl.constexpr = triton.next_power_of_2(EACH * SHARE)
     begin = split * SHARE
     count = gl.minimum(SHARE, STEPS - begin)
-    w_ring = gl.allocate_shared_memory(weights.dtype, [STAGES, BLOCK, LINE], SHARED)
+    TILED: gl.constexpr = gl.NVMMASharedLayout(128, 8, 3)
+    w_tiles = gl.allocate_shared_memory(weights.dtype, [STAGES, PARTS, BLOCK // PARTS, LINE], TILED)
+    w_ring = w_tiles._reinterpret(weights.dtype, [STAGES, BLOCK, LINE], SHARED)
     if SPAN > 0:
         OF_ROW: gl.constexpr = gl.NVMMASharedLayout(64, 8, 2)  # whose first two rows lie as they are
         x_ring = gl.allocate_shared_memory(gl.float8e4nv, [PIECES, 2 * ROWS, LINE], OF_ROW)
     else:
-        x_ring = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * EACH, 2 * ROWS, LINE], SHARED)
+        x_tiles = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, EACH, 2 * ROWS, LINE], TILED)
+        x_ring = x_tiles._reinterpret(gl.float8e4nv, [STAGES * EACH, 2 * ROWS, LINE], SHARED)
     bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for each in gl.static_range(STAGES):
         mbarrier.init(bars.index(each), count=1)
@@ -120,7 +105,8 @@ def hopper_linear_kernel(
     for each in gl.static_range(STAGES):
         bar = bars.index(each)
         mbarrier.expect(bar, BYTES, pred=each < count)
-        copy_weights(weights, w_ring.index(each), bar, tile, (begin + each) * LINE, each < count, N, BLOCK, PARTS)
+        place = [0, tile * (BLOCK // PARTS), (begin + each) * LINE]
+        tma.async_copy_global_to_shared(weights, place, bar, w_tiles.index(each), pred=each < count)
     zeros = gl.zeros([BLOCK, 2 * ROWS], gl.float32, MMA)
     total = joined(zeros, BLOCK, ROWS)
     SUMS: gl.constexpr = total.type.layout
@@ -142,7 +128,8 @@ def hopper_linear_kernel(
         gl.thread_barrier()
     else:
         for each in gl.static_range(STAGES):
-            copy_rows(x, x_ring, bars.index(each), each, upper, (begin + each) * LINE, each < count, EACH, LINE)
+            place = [(begin + each) * EACH, 2 * upper, 0]
+            tma.async_copy_global_to_shared(x, place, bars.index(each), x_tiles.index(each), pred=each < count)
     if EACH == 2 and SPAN > 0:
         held = gl.convert_layout(held, gl.SliceLayout(1, LINES))
         amounts = held[:, None] + gl.zeros([COUNT, ROWS], gl.float32, LINES)
@@ -161,12 +148,13 @@ def hopper_linear_kernel(
             both = warpgroup_mma_wait(1, deps=[made])
             before = (number + STAGES - 1) % STAGES
             fill = (number > 0) & (number - 1 + STAGES < count)
-            byte = (begin + number - 1 + STAGES) * LINE
+            step, bar = begin + number - 1 + STAGES, bars.index(before)
             gl.thread_barrier()
-            mbarrier.expect(bars.index(before), BYTES, pred=fill)
-            copy_weights(weights, w_ring.index(before), bars.index(before), tile, byte, fill, N, BLOCK, PARTS)
+            mbarrier.expect(bar, BYTES, pred=fill)
+            place = [0, tile * (BLOCK // PARTS), step * LINE]
+            tma.async_copy_global_to_shared(weights, place, bar, w_tiles.index(before), pred=fill)
             if SPAN == 0:
-                copy_rows(x, x_ring, bars.index(before), before, upper, byte, fill, EACH, LINE)
+                tma.async_copy_global_to_shared(x, [step, 2 * upper, 0], bar, x_tiles.index(before), pred=fill)
         both = warpgroup_mma_wait(0, deps=[both])
         total = joined(both, BLOCK, ROWS)
         scale = (gl.load(groups + output) << 16).to(gl.float32, bitcast=True) * OF_BYTES
@@ -193,11 +181,12 @@ def hopper_linear_kernel(
             both = warpgroup_mma_wait(0, deps=[other])
             gl.thread_barrier()
             fill = number + STAGES < count
-            byte = (begin + number + STAGES) * LINE
-            mbarrier.expect(bars.index(slot), BYTES, pred=fill)
-            copy_weights(weights, w_ring.index(slot), bars.index(slot), tile, byte, fill, N, BLOCK, PARTS)
+            step, bar = begin + number + STAGES, bars.index(slot)
+            mbarrier.expect(bar, BYTES, pred=fill)
+            place = [0, tile * (BLOCK // PARTS), step * LINE]
+            tma.async_copy_global_to_shared(weights, place, bar, w_tiles.index(slot), pred=fill)
             if SPAN == 0:
-                copy_rows(x, x_ring, bars.index(slot), slot, upper, byte, fill, EACH, LINE)
+                tma.async_copy_global_to_shared(x, [2 * step, 2 * upper, 0], bar, x_tiles.index(slot), pred=fill)
             total = weighed(total, both, group, amount, MINIMA, BLOCK, ROWS)
     if SPAN > 0:
         total = total * unit
@@ -276,8 +265,14 @@ def launch(
     `shape`: rows of a program, parts that its outputs lie in, and SPAN.
     """
     rows, parts, span = shape
-    weights, operand = described(codes, cut.block // parts), x if span else described(x.flatten(0, 1), 2 * rows)
     each = 2 if codes.dtype is torch.uint8 else 1
+    lines, width = len(codes) // parts, codes.shape[1]
+    weights = described(codes, (parts, lines, width), (lines * width, width), (parts, cut.block // parts))
+    if span:
+        operand = x
+    else:
+        count, columns = 2 * len(x), x.shape[2]
+        operand = described(x, (columns // LINE, count, LINE), (LINE, columns), (each, 2 * rows))
     hopper_linear_kernel[grid](
         *(weights, operand, *shared, each, cut.stages, LINE, bool(options), span), num_warps=cut.warps, **options
     )
