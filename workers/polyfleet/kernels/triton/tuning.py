@@ -102,7 +102,7 @@ EXPERTS_GFX = (Cut(16, 64, 64, 4, 1), Cut(32, 64, 64, 4, 1), Cut(64, 128, 32, 4,
 FP8_WIDE = Cut(128, 64, 32, 4, 3, 256, 0)
 BYTES_90 = (Cut(16, 64, 256, 4, 4, 256, 2048), Cut(64, 64, 128, 4, 8, 128, 2048), Cut(128, 128, 128, 8, 4, 256, 2048))
 NIBBLES_90 = (Cut(32, 64, 0, 4, 4, 256, 0), Cut(64, 128, 0, 8, 4, 128, 0), Cut(128, 64, 0, 4, 3, 256, 0))
-WIDE = 2**14  # outputs of fp8 from which on few rows of them are streamed
+WIDE = 2**14  # outputs from which on few rows of fp8 are streamed, and more of int4 are a program's
 STREAMS_90 = (
     (
         Stream(1, Cut(1, 128, 0, 8, 4, 256, 0, 8), outputs=WIDE),
@@ -119,6 +119,7 @@ STREAMS_90 = (
         Stream(1, Cut(1, 128, 0, 8, 4, 256, 0, 8), columns=8192),
         Stream(1, Cut(1, 128, 0, 4, 3, 256, 0)),
         Stream(16, Cut(16, 128, 0, 8, 4, 256, 0, 8)),
+        Stream(32, Cut(32, 128, 0, 4, 2, 256, 0), outputs=WIDE),
         Stream(32, Cut(32, 64, 0, 4, 3, 256, 0)),
         Stream(128, Cut(64, 64, 0, 4, 2, 256, 0)),
         Stream(256, Cut(64, 128, 0, 8, 3, 128, 0), columns=8192),
