@@ -159,7 +159,8 @@ def rows(turns: dict[str, list[Turn]], firsts: dict[tuple[str, str], list[Turn]]
         yield Row(f"gateway_cpu_per_token_{name}", 1e6 / rates[name] / TOKENS, "us")
         messages = sum(turn.load.messages for turn in some) / sum(turn.load.streams for turn in some)
         yield Row(f"gateway_messages_per_stream_{name}", messages, "messages")
-        yield Row(f"gateway_busiest_process_{name}", statistics.mean(turn.busiest for turn in some), "of all CPU time")
+        if (busiest := statistics.mean(turn.busiest for turn in some)) < 1:
+            yield Row(f"gateway_busiest_process_{name}", busiest, "of all CPU time")
     for name in (*BARE, APART):
         if {"gateway", name} <= rates.keys():
             yield compare(f"gateway_beside_{name}", rates["gateway"], "streams", name, rates[name])

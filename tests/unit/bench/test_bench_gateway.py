@@ -32,6 +32,7 @@ def test_rows_say_streams_a_cpu_second_and_what_is_added_to_a_bare_server() -> N
     assert (found["gateway_beside_server"].ratio, found["gateway_beside_apart"].ratio) == (0.5, 0.75)
     assert found["gateway_cpu_per_token_server"].value == pytest.approx(1e6 / 600 / TOKENS)
     assert found["gateway_busiest_process_apart"].value == pytest.approx(0.3)
+    assert "gateway_busiest_process_gateway" not in found  # it has one process
     assert found["gateway_messages_per_stream_gateway"].value == 32
     assert found["gateway_added_first_token_together_gateway"].value == pytest.approx(2)
     assert found["gateway_added_first_token_spread_gateway"].value == pytest.approx(1)
