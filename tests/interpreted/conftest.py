@@ -1,6 +1,6 @@
 """Tests of Triton kernels under its interpreter, on the CPU: they need a process of their own, with TRITON_INTERPRET=1.
 
-`tests/unit/kernels/triton/test_interpreted.py` starts it.
+`tests/unit/kernels/test_triton.py` starts it.
 """
 
 import importlib
@@ -26,9 +26,26 @@ def accept_numpy_scalars() -> None:
     interpreter._patch_lang_tensor = patched
 
 
+def multiply_bfloat16() -> None:
+    """The interpreter takes bfloat16 numbers' bits for integers where it multiplies matrices."""
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    language: Any = importlib.import_module("triton.language")
+    builder = interpreter.InterpreterBuilder
+    multiply = builder.create_dot
+
+    def widened(self: Any, given: Any) -> Any:
+        return self.create_fp_ext(given, language.float32) if given.dtype == language.bfloat16 else given
+
+    def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        return multiply(self, widened(self, a), widened(self, b), *others)
+
+    builder.create_dot = create_dot
+
+
 if INTERPRETED:
     pytest.importorskip("triton")
     accept_numpy_scalars()
+    multiply_bfloat16()
 
 
 @pytest.fixture

@@ -232,7 +232,8 @@ def products(tuned: Tuning) -> Cases:
 
 def adapted(cut: Cut, rows: int, second: int) -> dict[str, int]:
     """Of a product [4096, ...] that takes what adapters of rank 16 add to its two weights, or one."""
-    given = {"RANK": 16, "SECOND": second, "THIRD": 4096, "RANKS": max(1, min(16, shrink.LIVE // (cut.block * rows)))}
+    ranks, _, _ = shrink.Grown(sizes=(16, second, 4096)).at_once(cut.block * rows, cut.warps)
+    given = {"RANK": 16, "SECOND": second, "THIRD": 4096, "RANKS": ranks}
     return given | {"SHRUNK": shrink.LINES, "COLUMNS": shrink.COLUMNS}
 
 

@@ -18,7 +18,7 @@ from polyfleet.kernels.triton.chaining import gdc_launch_dependents, gdc_wait
 from polyfleet.kernels.triton.codes import BYTES, DENSE, NIBBLES, numbers_of, pack_of, unpack_kernel
 from polyfleet.kernels.triton.matrices import Matrix, Met, kind_of, met_by
 from polyfleet.kernels.triton.pairs import OF_BYTES, paired_products
-from polyfleet.kernels.triton.shrink import NOT_GROWN, Grown, fetch_up, grown_of, shrink_rows
+from polyfleet.kernels.triton.shrink import NOT_GROWN, Grown, grown_of, part_of, shrink_rows, upper_of
 from polyfleet.kernels.triton.tuning import Cut, Tuning
 
 SILU_MUL, ADD = tl.constexpr(1), tl.constexpr(2)  # what becomes of products; 0: nothing
@@ -87,7 +87,7 @@ def linear_kernel(
         whole = codes + output.to(tl.int64)[:, None] * K + all_columns[None, :]
         weights = tl.load(whole, mask=there[None, :], other=0.0)
     if RANK > 0 and LINES > 0:
-        fetch_up(up, adapters, output, row, rows, N, RANK)
+        upper = upper_of(up, adapters, output, inside, rows, 0, N, RANK, RANKS, ROWS)
     if CHAINED > 0:
         gdc_wait()
     if CHAINED == 2:
@@ -141,7 +141,12 @@ def linear_kernel(
     if BEHIND == ADD:
         beside, factor = tl.load(residual + place, mask=mine, other=0.0), tl.load(gain + output)
     if RANK > 0:
-        total += grown_of(up, low, adapters, output, inside, row, rows, N, RANK, RANKS, SECOND, THIRD, BLOCK, ROWS)
+        least, most = tile * (BLOCK // HALVES), tl.minimum((tile + 1) * (BLOCK // HALVES), N // HALVES) - 1
+        lowest, highest = part_of(least, SECOND, THIRD), part_of(most + N // HALVES * (HALVES - 1), SECOND, THIRD)
+        if LINES == 0:
+            upper = upper_of(up, adapters, output, inside, rows, 0, N, RANK, RANKS, ROWS)
+        outputs = output, inside, lowest, highest
+        total = grown_of(total, upper, up, low, adapters, *outputs, rows, N, RANK, RANKS, SECOND, THIRD, ROWS)
     if NORM:
         total = total * tl.rsqrt(amount / K + eps)[None, :]
     if BIAS:
@@ -206,7 +211,7 @@ def linear(matrix: Matrix, tuned: Tuning, x: Tensor, given: Operands, *, silu: b
     else:
         rest = _portable(matrix, tuned, met, cut, small=small, alone=bool(alone))
         shrinking = grown.programs(splits)
-        low_rank = *grown.operands, shrinking, *grown.sizes, *grown.at_once(cut.block * rows)
+        low_rank = *grown.operands, shrinking, *grown.sizes, *grown.at_once(cut.block * rows, cut.warps)
         linear_kernel[(shrinking + tiles, splits)](
             *(met.codes, met.x, *shared, x, *low_rank, *rest),
             **{"num_warps": cut.warps, "num_stages": cut.stages, **options},

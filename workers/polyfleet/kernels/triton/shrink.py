@@ -2,7 +2,8 @@
 """Low-rank adapters of steps with few rows: `low` = down @ x of each row and up @ low, both inside a product's launch.
 
 The launch's first programs make `low` (`shrink_rows`), while all others make the product and only then wait for it
-(`grown_of`). Of each row its own programs read its adapter's matrix: few rows seldom share one.
+(`grown_of`). Of each row its own programs read its adapter's matrix: few rows seldom share one. All rows' `up` lie side
+by side as more columns of the weights would, and meet a matrix that has each row's `low` in the row's own column.
 
 Nobody waits for ever: programs begin in the order of their numbers, so those that are waited for began before. They
 wait for the kernels before theirs alone, of which none waits for one behind it: these end, and leave room. Kernels
@@ -27,10 +28,11 @@ from polyfleet.kernels.dispatch import Kernel
 from polyfleet.kernels.step import Step
 from polyfleet.kernels.triton.chaining import gdc_launch_dependents, gdc_wait
 
-LINES = 4  # of `down`, of one row: at once
+LINES = 8  # of `down`, of one row: at once
 COLUMNS = 2048  # of those at most: at once
 PROGRAMS = 128  # that shrink, at most: about one a multiprocessor, so that products find room beside them
-LIVE = 8192  # numbers of `up` that a program of a product has at once
+THREADS = tl.constexpr(256)  # of a program, at most
+LIVE = {2: 4096, 4: 1024}  # numbers of `up` that a warp of a product has at once, by their bytes: of shared memory
 
 
 @triton.jit
@@ -84,61 +86,70 @@ def _fetch_down(down, adapters, piece, rows, K: tl.constexpr, ALL: tl.constexpr,
 
 
 @triton.jit
-def fetch_up(up, adapters, output, row, rows, N: tl.constexpr, RANK: tl.constexpr):
-    """Have what `grown_of` will read on its way."""
+def upper_of(
+    up, adapters, output, inside, rows, first,
+    N: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK, ROWS * RANKS]: RANKS ranks of each row's matrix from `first` on, side by side; 0 where there is none."""
+    place = tl.arange(0, ROWS * RANKS)
+    row, rank = place // RANKS, first + place % RANKS
     adapter = tl.load(adapters + row, mask=row < rows, other=-1).to(tl.int64)
-    lines = up + (tl.where(adapter < 0, 0, adapter)[None, :] * N + output[:, None]) * RANK
-    fetch: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
-    tl.inline_asm_elementwise(fetch, "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1)
+    mine = inside[:, None] & ((adapter >= 0) & (rank < RANK))[None, :]
+    matrix = up + (adapter[None, :] * N + output.to(tl.int64)[:, None]) * RANK + rank[None, :]
+    return tl.load(matrix, mask=mine, other=0.0)
 
 
 @triton.jit
 def grown_of(
-    up, low, adapters, output, inside, row, rows,
+    total, wide, up, low, adapters, output, inside, lowest, highest, rows,
     N: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """up @ low [BLOCK, ROWS] of the adapter of each row, RANKS of its RANK at once; waits for what `shrink_rows` makes.
+    """total + up @ low [BLOCK, ROWS] of the adapter of each row, as one product whose columns are all rows' ranks.
 
-    `low` is all NaN when a step begins, and each of its numbers says by itself that it is there: nothing is counted,
-    and nothing has to be put back (Lamport, "Concurrent reading and writing of clocks").
+    `wide` are the first ranks of `up`; all outputs are of the weights `lowest` ... `highest`. Waits for what
+    `shrink_rows` makes: `low` is all NaN when a step begins, and each of its numbers says by itself that it is there:
+    nothing is counted, and nothing has to be put back (Lamport, "Concurrent reading and writing of clocks").
     """
     NUMBER: tl.constexpr = 1 + (SECOND < N) + (THIRD < N)
-    adapter = tl.load(adapters + row, mask=row < rows, other=-1).to(tl.int64)
-    mine = inside[:, None] & (adapter >= 0)[None, :]
-    matrix = up + (adapter[None, :] * N + output.to(tl.int64)[:, None]) * RANK
-    part = (output >= SECOND).to(tl.int32) + (output >= THIRD).to(tl.int32)
-    total = tl.zeros([BLOCK, ROWS], tl.float32)
-    rank = tl.arange(0, RANKS)
-    line = low + row[:, None] * (NUMBER * RANK) + rank[None, :]
-    wide, lowest, highest = _chunk(matrix, mine, rank, 0, RANK), tl.min(part), tl.max(part)
-    _wait_for_low(low, adapter, row, NUMBER * RANK)
+    place = tl.arange(0, ROWS * RANKS)
+    row, rank = place // RANKS, place % RANKS
+    adapted = tl.load(adapters + row, mask=row < rows, other=-1) >= 0
+    line, part = low + row * (NUMBER * RANK) + rank, part_of(output, SECOND, THIRD)
     for first in tl.static_range(0, RANK, RANKS):
-        known = (first + rank < RANK)[None, :] & (adapter >= 0)[:, None]
+        known = adapted & (first + rank < RANK)
         for weight in tl.static_range(NUMBER):
-            if (lowest <= weight) & (weight <= highest):
-                narrow = tl.load(line + weight * RANK + first, mask=known, other=0.0, cache_modifier=".cg")[None, :, :]
-                total += tl.where((part == weight)[:, None], tl.sum(wide.to(tl.float32) * narrow, 2), 0.0)
-        wide = _chunk(matrix, mine, rank, first + RANKS, RANK)
+            if NUMBER == 1:
+                total += _risen(wide, line + first, known, ROWS, RANKS)
+            elif (lowest <= weight) & (weight <= highest):
+                risen = _risen(wide, line + weight * RANK + first, known, ROWS, RANKS)
+                total += tl.where((part == weight)[:, None], risen, 0.0)
+        if first + RANKS < RANK:
+            wide = upper_of(up, adapters, output, inside, rows, first + RANKS, N, RANK, RANKS, ROWS)
     return total
 
 
 @triton.jit
-def _chunk(matrix, mine, rank, first, RANK: tl.constexpr):
-    """Some ranks of `up`, [BLOCK, ROWS, ranks]; 0 behind the last."""
-    inside = mine[:, :, None] & (first + rank < RANK)[None, None, :]
-    return tl.load(matrix[:, :, None] + (first + rank)[None, None, :], mask=inside, other=0.0)
+def part_of(output, SECOND: tl.constexpr, THIRD: tl.constexpr):
+    """Which of the weights an output is of."""
+    return (output >= SECOND).to(tl.int32) + (output >= THIRD).to(tl.int32)
 
 
 @triton.jit
-def _wait_for_low(low, adapter, row, ALL: tl.constexpr):
-    """Until none of `low` [rows, ALL] is NaN in rows that have an adapter."""
-    line = tl.arange(0, triton.next_power_of_2(ALL))
-    known = (adapter >= 0)[:, None] & (line < ALL)[None, :]
+def _risen(wide, line, known, ROWS: tl.constexpr, RANKS: tl.constexpr):
+    """Some ranks' share of up @ low, once no number in their line is NaN; 0 where a rank is not known."""
+    narrow = tl.full([ROWS * RANKS], 0.0, tl.float32)
     missing = 1
     while missing > 0:
-        there = tl.load(low + row[:, None] * ALL + line[None, :], mask=known, other=0.0, volatile=True)
-        missing = tl.max((there != there).to(tl.int32))
+        narrow = tl.load(line, mask=known, other=0.0, volatile=True)
+        missing = tl.max((narrow != narrow).to(tl.int32))
+    if ROWS * RANKS < THREADS:  # then several threads have read one number, of whom one may have come too early
+        narrow = tl.load(line, mask=known, other=0.0, volatile=True)
+    if ROWS == 1:
+        return tl.sum(wide.to(tl.float32) * narrow[None, :], 1)[:, None]
+    owner = tl.arange(0, ROWS * RANKS) // RANKS
+    lines = tl.where(owner[:, None] == tl.arange(0, ROWS)[None, :], narrow.to(wide.dtype)[:, None], 0.0)
+    return tl.dot(wide, lines.to(wide.dtype), input_precision="ieee")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +162,12 @@ class Grown:
     adapters: Tensor | None = None  # [rows]
     sizes: tuple[int, int, int] = (0, 0, 0)  # the rank, and the first outputs of the second and third weight
 
-    def at_once(self, numbers: int) -> tuple[int, int, int]:
-        """Ranks, of a program with so many products; lines and columns of `down`."""
-        most = int(triton.next_power_of_2(self.sizes[0]))
+    def at_once(self, numbers: int, warps: int) -> tuple[int, int, int]:
+        """Ranks, of a program with so many products and warps; lines and columns of `down`."""
+        most = max(2, int(triton.next_power_of_2(self.sizes[0])))
         columns = 1 if self.down is None else min(COLUMNS, triton.next_power_of_2(self.down.shape[2]))
-        return max(1, min(most, LIVE // numbers)), LINES, columns
+        live = LIVE[2 if self.up is None else self.up.itemsize]
+        return max(2, min(most, live * warps // numbers)), LINES, columns
 
     @property
     def operands(self) -> tuple[Tensor | None, ...]:
