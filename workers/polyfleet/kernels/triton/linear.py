@@ -92,6 +92,13 @@ def linear_kernel(
         gdc_wait()
     if CHAINED == 2:
         gdc_launch_dependents()
+    EARLY: tl.constexpr = LINES > 0 or ROWS == 1  # of short products, whose sums else would wait for what they take
+    place = row.to(tl.int64)[None, :] * N + output[:, None]
+    mine = inside[:, None] & present[None, :]
+    if NORM and EARLY:
+        pieces = _squares(squares, row, present, SQUARES)
+    if BEHIND == ADD and EARLY:
+        beside, factor = tl.load(residual + place, mask=mine, other=0.0), tl.load(gain + output)
     source = x + row[None, :] * K + column[:, None]
     total = tl.zeros([BLOCK, ROWS], tl.float32)
     if ROWS == 1:
@@ -132,13 +139,9 @@ def linear_kernel(
         total = total * tl.load(units + row, mask=present, other=0.0)[None, :]
     if KIND == BYTES and GROUP == K:
         total = total * ((tl.load(groups + output) << 16).to(tl.float32, bitcast=True) * OF_BYTES)[:, None]
-    if NORM:
-        piece = tl.arange(0, triton.next_power_of_2(SQUARES))
-        known = present[:, None] & (piece < SQUARES)[None, :]
-        amount = tl.sum(tl.load(squares + row[:, None] * SQUARES + piece[None, :], mask=known, other=0.0), 1)
-    place = row.to(tl.int64)[None, :] * N + output[:, None]
-    mine = inside[:, None] & present[None, :]
-    if BEHIND == ADD:
+    if NORM and not EARLY:
+        pieces = _squares(squares, row, present, SQUARES)
+    if BEHIND == ADD and not EARLY:
         beside, factor = tl.load(residual + place, mask=mine, other=0.0), tl.load(gain + output)
     if RANK > 0:
         least, most = tile * (BLOCK // HALVES), tl.minimum((tile + 1) * (BLOCK // HALVES), N // HALVES) - 1
@@ -148,7 +151,7 @@ def linear_kernel(
         outputs = output, inside, lowest, highest
         total = grown_of(total, upper, up, low, adapters, *outputs, rows, N, RANK, RANKS, SECOND, THIRD, ROWS)
     if NORM:
-        total = total * tl.rsqrt(amount / K + eps)[None, :]
+        total = total * tl.rsqrt(tl.sum(pieces, 1) / K + eps)[None, :]
     if BIAS:
         total += tl.load(bias + output).to(tl.float32)[:, None]
     if BEHIND == SILU_MUL:
@@ -166,6 +169,14 @@ def linear_kernel(
             wide = tl.where(mine, result.to(tl.float32), 0.0)
             tl.store(sums + row * (N // BLOCK + (1 if N % BLOCK else 0)) + tile, tl.sum(wide * wide, 0), mask=present)
         tl.store(out + place, result, mask=mine)
+
+
+@triton.jit
+def _squares(squares, row, present, SQUARES: tl.constexpr):
+    """Parts of the sum of each row's squares [ROWS, a power of 2]."""
+    piece = tl.arange(0, triton.next_power_of_2(SQUARES))
+    known = present[:, None] & (piece < SQUARES)[None, :]
+    return tl.load(squares + row[:, None] * SQUARES + piece[None, :], mask=known, other=0.0)
 
 
 @dataclass(frozen=True, slots=True)
