@@ -236,18 +236,24 @@ def apart(role_of_one: str, role_of_other: str, **options: object) -> FleetFile:
 
 def test_a_prompt_computed_apart_takes_that_its_way_and_the_last_token() -> None:
     busy = [Arrival(0.0, 64, 1000) for _ in range(20)]  # they decode when the long one comes
-    outcome = run(apart("prefill", "decode", fetch_tokens_per_second=1024.0), [*busy, Arrival(2.0, 1024, 5)])
+    parted = apart("prefill", "decode", fetch_tokens_per_second=1024.0)
+    outcome = run(parted, [*busy, Arrival(2.0, 1024, 5)])
     long = next(job for job in outcome.jobs if job.arrival.prompt_tokens == 1024)
     assert (long.prefiller, long.worker) == ("one-0", "other-0")
     # two steps of 512 rows, on the way at the same time but for the last 512 tokens, and the last token's own step
     assert first_seconds(long) == pytest.approx(2 * 0.522 + 0.5, abs=0.06)
     together = run(one(), [*busy, Arrival(2.0, 1024, 5)])
-    long_apart, long_together = (
-        sum(count for gap, count in each.gaps.items() if gap > 5000)  # tenths of a millisecond
-        for each in (outcome, together)
-    )
-    assert long_together == long_apart + 2 * 20  # each of the others waits for both steps
+    beside = sum(job.worker == "one-0" for job in outcome.jobs)  # of those that decode where the prompt is computed
+    assert 0 < beside < 20
+    # who is beside the prompt waits for both of its steps
+    assert waits(together) - waits(run(one(), busy)) == 2 * 20
+    assert waits(outcome) - waits(run(parted, busy)) == 2 * beside
     assert outcome.gaps.total() == together.gaps.total() == 20 * 999 + 4
+
+
+def waits(outcome: Outcome) -> int:
+    """How many tokens came more than half a second behind the one before."""
+    return sum(count for gap, count in outcome.gaps.items() if gap > 5000)  # tenths of a millisecond
 
 
 @pytest.mark.parametrize("dies", ["one", "other"])
