@@ -29,7 +29,11 @@ def named() -> set[str]:
         found.update(name for document in yaml.safe_load_all(text) for name in _models(document))
         found.update(first or second for first, second in FLAG.findall(text))
         found.update(HUB.findall(text))
-    for file in [*(ROOT / "docs").rglob("*.md"), *(ROOT / "docker").iterdir(), ROOT / "README.md"]:
+    for file in [
+        *(ROOT / "docs").rglob("*.md"),
+        *filter(Path.is_file, (ROOT / "docker").iterdir()),
+        ROOT / "README.md",
+    ]:
         found.update(HUB.findall(file.read_text(encoding="utf-8")))
     return {last for name in found if (last := name.rstrip("/").rpartition("/")[2].lower()) not in PLACES}
 
