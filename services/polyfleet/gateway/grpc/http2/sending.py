@@ -1,6 +1,7 @@
 """What a connection of HTTP/2 sends: all frames of a turn of the event loop in one piece, messages as there is room."""
 
 import asyncio
+from contextlib import suppress
 from itertools import islice
 
 from polyfleet.gateway.grpc.http2 import frames
@@ -107,7 +108,8 @@ class Sender(asyncio.Protocol):
         self._closed = True
         if self._transport.can_write_eof():
             self._transport.resume_reading()
-            self._transport.write_eof()
+            with suppress(OSError):  # who has reset the connection takes no end of it
+                self._transport.write_eof()
             self._loop.call_later(LINGER_SECONDS, self._transport.abort)
         else:
             self._transport.close()  # TLS has a way of its own

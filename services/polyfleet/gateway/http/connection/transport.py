@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 LINGER_SECONDS = 5.0
 SMALL_BYTES = 4096
@@ -66,7 +67,8 @@ class LingeringTransport:
             return
         self.resume_reading()
         if self._transport.can_write_eof():
-            self._transport.write_eof()
+            with suppress(OSError):  # who has reset the connection takes no end of it
+                self._transport.write_eof()
 
     def closed(self) -> None:
         """The connection is gone: forget it."""
