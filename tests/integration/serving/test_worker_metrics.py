@@ -92,7 +92,7 @@ async def test_figures_follow_the_engine_and_leave_with_the_model(tmp_path: Path
             assert (busy["polyfleet_sequences_running"], busy["polyfleet_sequences_waiting"]) == (2, 1)
             assert busy["polyfleet_kv_blocks_used"] == 2
             assert busy["polyfleet_kv_cache_usage_ratio"] == 0.002
-            for name in ("a", "b", "c"):
+            for name in ("c", "a", "b"):  # the one that waits first: another's end would give it a place
                 await session.cancel(name)
             await session.start(pb.StartSequence(sequence_id="d", prompt_ids=[1], max_tokens=7))
             await session.run_to_end()
