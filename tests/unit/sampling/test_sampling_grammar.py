@@ -71,6 +71,14 @@ def test_a_token_that_does_not_follow_is_told() -> None:
         allowed(grammars().mask(GRAMMAR), TOKENIZER.encode("THE").ids)
 
 
+def test_a_mask_that_costs_too_much_is_told_and_ends_nothing() -> None:
+    pattern = "|".join(f".*{letter}.{{60}}" for letter in "abcdefghijklmnopqrstuvwxyz")
+    mask = grammars().mask(json.dumps({"grammars": [{"json_schema": {"type": "string", "pattern": pattern}}]}))
+    ids = TOKENIZER.encode('"hello, world abcdefghijklm abababbaba abbababababababababab').ids
+    with pytest.raises(GrammarError, match="can't be gone on with: lexer error: too many"):
+        assert all(allowed(mask, ids[:count]) != [END] for count in range(len(ids)))
+
+
 def test_a_model_without_end_tokens_is_told() -> None:
     with pytest.raises(GrammarError, match="no end token"):
         allowed(Grammars(assets_document(), VOCABULARY, []).mask(GRAMMAR), [])

@@ -83,9 +83,10 @@ class GrammarMask:
         if new := list(generated_ids[kept:]):
             matcher.consume_tokens(new)
             self._taken += new
-        if matcher.is_error():
+        if not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        if matcher.is_error():  # in a mask, too: it would leave the end alone, as if the answer were whole
             raise GrammarError(f"the grammar can't be gone on with: {_first(matcher.get_error())}")
-        matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         if self._stop_token_ids and matcher.is_accepting():
             allow(bits, self._stop_token_ids)
 
