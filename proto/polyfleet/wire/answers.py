@@ -14,7 +14,7 @@ import msgspec
 
 from polyfleet.wire.tools import ToolCallDelta
 
-INTERNAL = 13  # google.rpc.Code
+INVALID_ARGUMENT, INTERNAL = 3, 13  # of google.rpc.Code
 
 
 @unique

@@ -10,6 +10,8 @@ from tests.support.fake_executor import VOCABULARY, expected_tokens
 from tests.support.masking import packed
 
 from polyfleet.sampling.arrays import Bools, Int32s
+from polyfleet.sampling.grammar import GrammarError
+from polyfleet.wire.answers import INTERNAL, INVALID_ARGUMENT
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 
@@ -95,6 +97,19 @@ def test_a_mask_that_fails_fails_its_sequence_alone(depth: int, outcome: object,
     assert outcomes["s1"].error == f"the mask of allowed tokens failed: {reason}"
     assert outcomes["s2"].token_ids == expected_tokens(request(2), 256, allowed=odd)[0]
     assert_right(outcomes, request(3))
+
+
+@DEPTHS
+@pytest.mark.parametrize("error", [GrammarError("the grammar can't be gone on with: it is too large"), OSError("gone")])
+def test_a_grammar_that_gives_up_is_its_callers_and_no_fault_of_the_engine(depth: int, error: Exception) -> None:
+    batcher, _ = make_batcher(depth=depth)
+    batcher.add(request(1), Failing(error))
+    ends = []
+    while batcher.has_work:
+        ends += [update for update in batcher.step().updates if update.error]
+    callers = isinstance(error, GrammarError)
+    assert [(each.code, each.broken) for each in ends] == [(INVALID_ARGUMENT, False) if callers else (INTERNAL, True)]
+    assert not callers or ends[0].error == str(error)
 
 
 def test_a_sequence_whose_mask_is_not_ready_lets_others_go_on() -> None:

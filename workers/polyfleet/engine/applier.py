@@ -9,7 +9,7 @@ from polyfleet.engine.holdings import Holdings
 from polyfleet.engine.ledger import Ledger
 from polyfleet.engine.sequence import Sequence, SequenceState
 from polyfleet.engine.speculation import Speculator
-from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
+from polyfleet.wire.answers import INTERNAL, FinishReason, SampledToken, SequenceUpdate
 
 
 class Applier:
@@ -26,9 +26,9 @@ class Applier:
     def apply(self, flight: Flight, output: StepOutput, tokens: list[SampledToken]) -> list[SequenceUpdate]:
         """The news of each sequence that has any."""
         updates: list[SequenceUpdate] = []
-        for sequence, place, why in flight.broken(output.faults.tolist()):
+        for sequence, place, why, code in flight.failed(output.faults.tolist()):
             if sequence.place is place:
-                updates.append(self.fail(sequence, why))
+                updates.append(self.fail(sequence, why, code))
         block_size, num_usual = self._holdings.block_size, 0
         for sequence, place, token in zip(flight.decodes, flight.decodes.places, tokens, strict=False):
             if sequence.place is not place:
@@ -114,10 +114,13 @@ class Applier:
         self.leave(sequence, SequenceState.FINISHED)
         return news
 
-    def fail(self, sequence: Sequence, error: str) -> SequenceUpdate:
-        """End a sequence that this engine can't compute; what its blocks hold is not to be trusted."""
+    def fail(self, sequence: Sequence, error: str, code: int = INTERNAL) -> SequenceUpdate:
+        """End a sequence that this engine, or with another code than INTERNAL any engine, can't compute.
+
+        What its blocks hold is not to be trusted.
+        """
         self.leave(sequence, SequenceState.FAILED, doubtful=True)
-        return sequence.news(error=error, broken=True)
+        return sequence.news(error=error, code=code, broken=code == INTERNAL)
 
     def preempt(self, sequence: Sequence, *, doubtful: bool = False) -> None:
         """Put a running sequence back to wait; it is computed again."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from polyfleet.engine.cohort import Cohort
 from polyfleet.engine.executor import FAULTS, Pending, StepOutput
@@ -10,10 +11,21 @@ from polyfleet.engine.needs import MASKS
 from polyfleet.engine.plan import Share
 from polyfleet.engine.sequence import Place, Sequence, TokenMask
 from polyfleet.sampling.arrays import Int32s
+from polyfleet.sampling.grammar import GrammarError
 from polyfleet.sampling.masks import BARRED, WORD_BITS, Masks, all_tokens, allow, allows, bar, no_tokens
-from polyfleet.wire.answers import SampledToken
+from polyfleet.wire.answers import INTERNAL, INVALID_ARGUMENT, SampledToken
 
 MOST_DRAWS = 2**31  # of a sequence in one step, where no mask says less
+MASK_FAILED = "the mask of allowed tokens failed"
+
+
+class Failed(NamedTuple):
+    """A sequence as it was placed, why it can't go on, and the google.rpc code of that."""
+
+    sequence: Sequence
+    place: Place
+    why: str
+    code: int = INTERNAL
 
 
 @dataclass(slots=True)
@@ -58,7 +70,7 @@ class Flight:
     """A step under way. First come the sequences that decode, with one row and one draw each, then the other parts."""
 
     doubtful: tuple[Place, ...] = ()  # whose rows were not good
-    unmasked: tuple[tuple[Sequence, Place, str], ...] = ()  # whose mask gave none, and why
+    unmasked: tuple[Failed, ...] = ()  # whose mask gave none
 
     def __init__(
         self,
@@ -118,14 +130,13 @@ class Flight:
                 part.leave_out(len(drafts))
                 continue
             allowed, of_row, problem = _limits(part, drafts, vocabulary_size)
-            if not problem:
+            if problem is None:
                 bits |= {} if allowed is None else {row: allowed}
                 biases[row] = of_row
             elif drafts:  # it is asked again where they prove right
                 part.leave_out(len(drafts))
             else:
-                failed = sequence, part.place, f"the mask of allowed tokens failed: {problem}"
-                self.unmasked += (failed,)
+                self.unmasked += (Failed(sequence, part.place, *problem),)
         return Masks.of(bits, biases) if bits or any(biases.values()) else None
 
     def _draws(self) -> Iterator[tuple[Part, int]]:
@@ -136,14 +147,14 @@ class Flight:
             for index in range(part.num_draws):
                 yield part, index
 
-    def broken(self, faults: Items[int]) -> Items[tuple[Sequence, Place, str]]:
-        """Whose rows or masks were not good, and why; notes in `doubtful` whose rows were not."""
+    def failed(self, faults: Items[int]) -> Items[Failed]:
+        """Whose rows or masks were not good; notes in `doubtful` whose rows were not."""
         if not any(faults):
             return self.unmasked
         faulty = [(*member, fault) for member, fault in zip(self.members, faults, strict=True) if fault]
         unknown = "the executor reported a fault that there is not"
-        found = [(sequence, place, FAULTS.get(fault, unknown)) for sequence, place, fault in faulty]
-        self.doubtful = tuple(place for _, place, _ in found)
+        found = [Failed(sequence, place, FAULTS.get(fault, unknown)) for sequence, place, fault in faulty]
+        self.doubtful = tuple(each.place for each in found)
         return (*found, *self.unmasked)
 
     def tokens(self, output: StepOutput, vocabulary_size: int) -> list[SampledToken]:
@@ -177,8 +188,10 @@ def _part(sequence: Sequence, size: int, step: int) -> Part:
     return Part(sequence, sequence.running_place, size, sequence.plan(size, step), targets, drafts)
 
 
-def _limits(part: Part, drafts: Items[int], vocabulary_size: int) -> tuple[Int32s | None, Mapping[int, float], str]:
-    """Of a draw behind drafts: the set of tokens that its mask leaves, biases by token, and what is wrong with them."""
+def _limits(
+    part: Part, drafts: Items[int], vocabulary_size: int
+) -> tuple[Int32s | None, Mapping[int, float], tuple[str, int] | None]:
+    """Of a draw behind drafts: the set of tokens that its mask leaves, biases by token, what is wrong and its code."""
     sequence, allowed = part.sequence, None
     ends = sequence.barred(part.draws - len(drafts))
     try:
@@ -187,9 +200,11 @@ def _limits(part: Part, drafts: Items[int], vocabulary_size: int) -> tuple[Int32
             allowed = _filled(sequence.mask, generated_ids, ends, vocabulary_size)
         biases = {**sequence.request.logit_bias, **dict.fromkeys(ends, BARRED)}
         none_left = len(ends) == vocabulary_size if allowed is None else not allowed.any()
-        return allowed, biases, "it leaves no token" if none_left else ""
+        return allowed, biases, (f"{MASK_FAILED}: it leaves no token", INTERNAL) if none_left else None
+    except GrammarError as error:
+        return None, {}, (str(error), INVALID_ARGUMENT)
     except Exception as error:
-        return None, {}, first_line(error)
+        return None, {}, (f"{MASK_FAILED}: {first_line(error)}", INTERNAL)
 
 
 def _allowed(bits: Int32s | None, draft: int) -> bool:

@@ -53,7 +53,8 @@ class TokenMask(Protocol):
         """Leave those bits [ceil(V / 32)] set whose tokens may follow, at least one; given, all are (`sampling.masks`).
 
         What stands behind the last token's says nothing. The last of `generated_ids` may be drafts, each of which the
-        mask allowed: the next time others may stand in their place.
+        mask allowed: the next time others may stand in their place. Raises GrammarError where what the request asks for
+        can't be gone on with, whichever worker tries.
         """
         ...
 
