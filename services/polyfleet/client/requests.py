@@ -52,6 +52,8 @@ def generate_request(
         elif name == "template_arguments" and value is not None:
             _set(request, name, json.dumps(value))
         elif name == "choices":
+            if value is not None and not value:
+                raise invalid_argument("structure.choices", "must hold at least one text")
             _extend(request.structure, name, value, "structure.choices")
         elif name in _STRUCTURES and value not in (None, False):
             text = json.dumps(value) if name == "json_schema" and not isinstance(value, str) else value

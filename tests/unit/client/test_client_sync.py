@@ -151,6 +151,7 @@ def test_unknown_option_is_a_type_error(client: pf.Client, script: Script) -> No
 @pytest.mark.parametrize(
     ("options", "field"),
     [
+        ({"choices": []}, "structure.choices"),
         ({"max_tokens": 2**40}, "max_tokens"),
         ({"seed": -2}, "sampling.seed"),
         ({"temperature": "hot"}, "sampling.temperature"),
