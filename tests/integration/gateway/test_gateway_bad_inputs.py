@@ -58,6 +58,7 @@ def tools(parameters: Any, **function: Any) -> dict[str, Any]:
 
 
 NAMED = {"tool_choice": {"type": "function", "function": {"name": "g"}}}
+NO_CALL = {"type": "function_call_output", "output": "x"}
 BLOCK = {"type": "image", "source": {"type": "base64", "data": "aGVsbG8="}}
 HTTP: dict[str, tuple[str, dict[str, Any] | str, str | None, str]] = {
     "schema that nothing fits": (CHAT, schema(EMPTY), "response_format", "minimum (5) is greater than maximum (3)"),
@@ -107,6 +108,7 @@ HTTP: dict[str, tuple[str, dict[str, Any] | str, str | None, str]] = {
     ),
     "response's tool": (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools[0].type", "must be function"),
     "response's item": (RESPONSES, {"input": [{"type": "hologram"}]}, "input[0].type", "not supported by this server"),
+    "response's result of no call": (RESPONSES, {"input": [NO_CALL]}, "input[0].call_id", "is missing"),
     "stored response": (RESPONSES, {"store": True}, "store", "this server keeps no responses"),
     "message's image": (
         MESSAGES,

@@ -181,8 +181,9 @@ def _placed(body: ResponsesBody) -> Placed:
             _add_call(messages, item, path, thought)
             thought = ""
         elif item.type == "function_call_output":
-            output = _text(item.output, f"{path}.output")
-            messages.append((path, Message("tool", output, tool_call_id=item.call_id or "")))
+            if not item.call_id:
+                raise FieldError(f"{path}.call_id", "is missing")
+            messages.append((path, Message("tool", _text(item.output, f"{path}.output"), tool_call_id=item.call_id)))
         else:
             raise FieldError(f"{path}.type", f"is not supported by this server{_why(item.type)}: {item.type:.40}")
     return messages
