@@ -10,7 +10,6 @@ from polyfleet.serving.health.lifecycle import Lifecycle
 from polyfleet.serving.prefix_log import PrefixLog
 from polyfleet.serving.router import (
     FAILED_PRECONDITION,
-    INVALID_ARGUMENT,
     RESOURCE_EXHAUSTED,
     UNAVAILABLE,
     SequenceRouter,
@@ -18,6 +17,7 @@ from polyfleet.serving.router import (
 from polyfleet.serving.session import GatewaySession
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
+from polyfleet.wire.answers import INVALID_ARGUMENT
 from polyfleet.wire.limits import FieldError
 
 MAX_OPEN_SEQUENCES = 4096  # of all sessions together; the gateways' queues hold the rest

@@ -8,12 +8,13 @@ from itertools import count
 from polyfleet.convert.sequences import delta_message, scores_message
 from polyfleet.serving.messages import StepNews
 from polyfleet.serving.session import MAX_DELTA_TOKENS, GatewaySession
+from polyfleet.wire.answers import INVALID_ARGUMENT
 from polyfleet.wire.requests import SequenceRequest
 from polyfleet.wire.tracing import trace_context
 
 log = logging.getLogger(__name__)
 
-INVALID_ARGUMENT, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNAVAILABLE = 3, 8, 9, 14  # google.rpc.Code
+RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNAVAILABLE = 8, 9, 14  # google.rpc.Code
 
 
 @dataclass(frozen=True, slots=True)
