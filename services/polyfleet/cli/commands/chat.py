@@ -61,7 +61,13 @@ JSON_FILE: Any = {"type": click.Path(exists=True, dir_okay=False, path_type=Path
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Of the draws.")
 @click.option("--json-schema", **JSON_FILE, metavar="FILE", help="Answers are JSON that this schema holds for.")
 @click.option("--regex", help="Answers match this from end to end.")
-@click.option("--choice", "choices", multiple=True, help="Answers are one of these; repeat it.")
+@click.option(
+    "--choice",
+    "choices",
+    multiple=True,
+    callback=lambda _context, _option, texts: texts or None,
+    help="Answers are one of these; repeat it.",
+)
 @click.option(
     "--tools",
     **JSON_FILE,
