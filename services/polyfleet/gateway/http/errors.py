@@ -3,12 +3,12 @@
 import logging
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import msgspec
 from starlette.responses import Response
 
 from polyfleet.gateway.errors import ApiError, Code, Internal, InvalidArgument
+from polyfleet.gateway.http.names import AS_IN_CORE, Names, http_field
 from polyfleet.wire.limits import FieldError
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,6 @@ _HTTP: Mapping[Code, tuple[int, str, str]] = {
 }
 # OpenAI's `type` of what never became a request; clients take invalid_request_error for 400, whatever the status says.
 _PLAIN_TYPES: Mapping[int, str] = {404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
-NO_RENAMES: Mapping[str, str] = MappingProxyType({})
 
 
 class BodyTooLarge(InvalidArgument):
@@ -64,12 +63,12 @@ def http_status(error: ApiError) -> int:
     return _STATUS_OF_CLASS.get(type(error), _HTTP[error.code][0])
 
 
-def error_message(error: ApiError, renames: Mapping[str, str] = NO_RENAMES) -> tuple[str, str | None]:
-    """What a caller is told, and the field at fault; `renames` maps the core's names (without index and path)."""
+def error_message(error: ApiError, names: Names = AS_IN_CORE) -> tuple[str, str | None]:
+    """What a caller is told, and the field at fault, as the endpoint calls it."""
     if not (error.violations and error.violations[0].field):
         return error.message, None
     violation = error.violations[0]
-    param = http_field(violation.field, renames)
+    param = http_field(violation.field, names)
     told = f" ({error.reason})" if error.reason else ""  # newer OpenAI clients show nothing else of the body
     return f"{param}: {violation.description.rstrip('.')}{told}.", param
 
@@ -79,15 +78,15 @@ def openai_code(error: ApiError) -> str:
     return error.reason or _HTTP[error.code][2]
 
 
-def error_body(error: ApiError, renames: Mapping[str, str] = NO_RENAMES) -> bytes:
-    """The error as JSON; `renames` as above."""
-    message, param = error_message(error, renames)
+def error_body(error: ApiError, names: Names = AS_IN_CORE) -> bytes:
+    """The error as JSON."""
+    message, param = error_message(error, names)
     return msgspec.json.encode(ErrorBody(ErrorDetail(message, _HTTP[error.code][1], param, openai_code(error))))
 
 
-def error_response(error: ApiError, renames: Mapping[str, str] = NO_RENAMES) -> Response:
+def error_response(error: ApiError, names: Names = AS_IN_CORE) -> Response:
     """The whole reply, with the headers that belong to its status."""
-    return Response(error_body(error, renames), http_status(error), error_headers(error), "application/json")
+    return Response(error_body(error, names), http_status(error), error_headers(error), "application/json")
 
 
 def error_headers(error: ApiError) -> dict[str, str]:
@@ -117,24 +116,6 @@ def plain_error_body(status: int, message: str) -> bytes:
 def _plain_body(status: int, message: str, code: str) -> bytes:
     kind = _PLAIN_TYPES.get(status, "invalid_request_error")
     return msgspec.json.encode(ErrorBody(ErrorDetail(message, kind, None, code)))
-
-
-def http_field(field: str, renames: Mapping[str, str]) -> str:
-    """The endpoint's name for a field of the core: `sampling.top_p` is `top_p`, `inputs[2].text` is `input[2]`,
-    `messages[0].parts[1]` is `messages[0].content[1]`.
-
-    An item that stands elsewhere there, as behind a system's message, has a name of its own in `renames`, behind which
-    its role is called the same, and nothing else is.
-    """
-    name = field.removeprefix("sampling.")
-    item = name.split(".", 1)[0]
-    if item in renames:
-        return renames[item] + (".role" if name == f"{item}.role" else "")
-    root = item.split("[", 1)[0]
-    if root not in renames:
-        return name.replace("].parts[", "].content[")
-    index = name[len(root) :].split(".", 1)[0]
-    return renames[root] + index
 
 
 def invalid_field(error: FieldError) -> InvalidArgument:

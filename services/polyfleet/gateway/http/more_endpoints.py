@@ -15,6 +15,7 @@ from polyfleet.gateway.http.door import Door, in_session, json_reply
 from polyfleet.gateway.http.errors import error_response
 from polyfleet.gateway.http.messages.body import CountBody, MessagesBody, count_request, messages_request
 from polyfleet.gateway.http.messages.reply import MessageWriter, messages_error
+from polyfleet.gateway.http.names import CHAT, Names
 from polyfleet.gateway.http.openai.answer import Admission, Answer
 from polyfleet.gateway.http.openai.writer import Writer
 from polyfleet.gateway.http.ranking import (
@@ -92,9 +93,7 @@ class MoreEndpoints(Door):
         names = {"query": "text_1", "documents": "text_2"}
         return self._rank(wanted, call, names, lambda done: scores_reply(done, wanted, self._model_name(body.model)))
 
-    def _rank(
-        self, wanted: RerankRequest, call: Call, names: dict[str, str], reply: Callable[[Ranking], object]
-    ) -> ASGIApp:
+    def _rank(self, wanted: RerankRequest, call: Call, names: Names, reply: Callable[[Ranking], object]) -> ASGIApp:
         """Rank, unless the client leaves; `names` are those of this endpoint."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,7 +117,7 @@ class MoreEndpoints(Door):
         try:
             tokens = await self._generation.tokenize(wanted, call)
         except ApiError as error:
-            return error_response(error, {"text": "prompt"})
+            return error_response(error, {**CHAT, "text": "prompt"})
         most = self._generation.model(self._model_name(body.model)).context_length
         pieces = list(tokens.pieces) if body.return_token_strs else None
         return json_reply(TokenizeReply(len(tokens.token_ids), most, list(tokens.token_ids), pieces))

@@ -1,21 +1,27 @@
 """What the bodies of all APIs state alike, as the core takes it: sampling, tools, texts in parts. Pure."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from polyfleet.gateway.http.bodies import NOTHING
 from polyfleet.wire.images import Image
-from polyfleet.wire.requests import Message
 from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams
 
-Placed = list[tuple[str, Message]]  # messages of the core, each with the path of what it was made of
+Parts = Sequence[tuple[str, str | Image]]  # of a content, each with its path
 
 
-def renames_of(placed: Placed) -> dict[str, str]:
-    """What the body calls `messages[0]` and so on."""
-    return {f"messages[{index}]": path for index, (path, _) in enumerate(placed)}
+class Content(NamedTuple):
+    """What a message says and shows, and where the body has each part of it."""
+
+    value: str | tuple[str | Image, ...]
+    places: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, parts: Parts) -> "Content":
+        """Of what came in parts."""
+        return cls(one_or_all([part for _, part in parts]), tuple(place for place, _ in parts))
 
 
 def stated(body: msgspec.Struct, names: Iterable[str]) -> dict[str, Any]:

@@ -8,11 +8,8 @@ from tests.unit.gateway.http.test_http_translate import USER, chat
 
 from polyfleet.gateway.http.bodies import TokenizeBody
 from polyfleet.gateway.http.decoding import decode
-from polyfleet.gateway.http.errors import http_field
 from polyfleet.gateway.http.messages.body import MessagesBody, messages_request
-from polyfleet.gateway.http.messages.body import renames as names_of_messages
 from polyfleet.gateway.http.responses.body import ResponsesBody, responses_request
-from polyfleet.gateway.http.responses.body import renames as names_of_responses
 from polyfleet.gateway.http.tokens import tokenize_request
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import GenerateRequest, Message, TokenizeRequest
@@ -195,28 +192,6 @@ def test_a_message_has_to_be_what_its_output_config_says() -> None:
         with pytest.raises(FieldError) as caught:
             messages_request(message_body(output_config={"format": bad}), "r")
         assert caught.value.field == f"output_config.format{field}"
-
-
-def test_errors_name_messages_where_the_body_has_them() -> None:
-    """A system's text before the chat, and one turn that becomes several messages, move those behind them."""
-    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-    output = {"type": "function_call_output", "call_id": "c", "output": "3"}
-    thought: dict[str, Any] = {"type": "reasoning", "summary": []}
-    names = names_of_responses(response_body(input=[USER, thought, call, call, output, USER], instructions="Be brief."))
-    found = [http_field(f"messages[{index}].content", names) for index in range(5)]
-    assert found == ["instructions", "input[0]", "input[2]", "input[4]", "input[5]"]
-    assert http_field("messages[0].content", names_of_responses(response_body(input="hi"))) == "input"
-    assert http_field("messages[1].role", names) == "input[0].role"
-    assert http_field("sampling.top_p", names) == "top_p"
-
-    results = [{"type": "tool_result", "tool_use_id": each, "content": "3"} for each in "ab"]
-    turns = [USER, {"role": "user", "content": [*results, {"type": "text", "text": "And?"}]}, USER]
-    found = [
-        http_field(f"messages[{index}].content[1]", names_of_messages(message_body(system="Be brief.", messages=turns)))
-        for index in range(6)
-    ]
-    assert found == ["system", "messages[0]", "messages[1]", "messages[1]", "messages[1]", "messages[2]"]
-    assert http_field("messages[0].content", names_of_messages(message_body())) == "messages[0]"
 
 
 def test_an_item_that_would_have_to_be_kept_here_is_refused_with_what_to_do() -> None:

@@ -26,7 +26,6 @@ from polyfleet.gateway.http.errors import (
     BodyTooLarge,
     UnsupportedMediaType,
     error_response,
-    http_field,
     plain_error,
     plain_error_body,
 )
@@ -223,19 +222,3 @@ def test_error_names_the_field_as_the_endpoint_calls_it() -> None:
     error = InvalidArgument("x", violations=(FieldViolation("sampling.top_p", "must be over 0 up to 1, not 3"),))
     body = msgspec.json.decode(error_response(error).body)["error"]
     assert (body["param"], body["message"]) == ("top_p", "top_p: must be over 0 up to 1, not 3.")
-
-
-@pytest.mark.parametrize(
-    ("field", "renames", "expected"),
-    [
-        ("sampling.temperature", {}, "temperature"),
-        ("messages[1].role", {}, "messages[1].role"),
-        ("text", CompletionShape(logprobs=False).renames, "prompt"),
-        ("token_ids[3]", CompletionShape(logprobs=False).renames, "prompt[3]"),
-        ("logprobs", ChatShape(logprobs=False).renames, "top_logprobs"),
-        ("inputs[2].text", {"inputs": "input"}, "input[2]"),
-        ("inputs", {"inputs": "input"}, "input"),
-    ],
-)
-def test_field_names(field: str, renames: dict[str, str], expected: str) -> None:
-    assert http_field(field, renames) == expected

@@ -2,85 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from polyfleet.gateway.http.bodies import NOTHING, Ignored, Strict, Unsupported
+from polyfleet.gateway.http.messages.turns import TextBlock, Turn, placed
+from polyfleet.gateway.http.names import of_messages
 from polyfleet.gateway.http.openai import response_format
 from polyfleet.gateway.http.openai.translate import template_arguments
-from polyfleet.gateway.http.stated import Placed, function_json, one_or_all, renames_of, sampling_of, stated
-from polyfleet.wire.images import Image, image_of_base64, image_of_url
+from polyfleet.gateway.http.stated import function_json, sampling_of, stated
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
 from polyfleet.wire.requests import GenerateRequest, Message, TokenizeRequest
 from polyfleet.wire.structure import Structure
-from polyfleet.wire.tools import ToolCall
 
 GOES_ON = {"continue_final_message": True}  # of the chat template's variables
-
-
-class TextBlock(msgspec.Struct, tag="text"):
-    """What is said."""
-
-    text: str
-
-
-class ImageSource(msgspec.Struct):
-    """The bytes of an image in base64, or its URL; they themselves say what they are, whatever `media_type` says."""
-
-    type: str
-    data: str | None = None
-    url: str | None = None
-
-
-class ImageBlock(msgspec.Struct, tag="image"):
-    """What is shown."""
-
-    source: ImageSource
-
-
-class ThinkingBlock(msgspec.Struct, tag="thinking"):
-    """What was thought."""
-
-    thinking: str
-
-
-class RedactedThinkingBlock(msgspec.Struct, tag="redacted_thinking"):
-    """What another server's model thought, sealed: nothing that could be told."""
-
-
-class ToolUseBlock(msgspec.Struct, tag="tool_use"):
-    """A call."""
-
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-class ToolResultBlock(msgspec.Struct, tag="tool_result"):
-    """What a tool gave back."""
-
-    tool_use_id: str
-    content: str | list[TextBlock | ImageBlock] = ""
-    is_error: bool = False
-
-
-ContentBlock = TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
-
-
-class Turn(msgspec.Struct):
-    """A message."""
-
-    role: Literal["user", "assistant", "system"]
-    content: str | list[ContentBlock]
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether it is the assistant's own, which ends with a text: the answer goes on from there."""
-        last = self.content if isinstance(self.content, str) else self.content[-1] if self.content else ""
-        text = last.text if isinstance(last, TextBlock) else last if isinstance(last, str) else ""
-        return self.role == "assistant" and bool(text.strip())
 
 
 class ToolBody(msgspec.Struct):
@@ -169,11 +105,13 @@ class MessagesBody(CountBody, frozen=True, kw_only=True):
     container: Unsupported = NOTHING
 
 
-RENAMES = {
+NAMES = {
     "stop": "stop_sequences",
-    "tool_names": "tool_choice",
-    "text": "messages",
     "structure": "output_config.format",
+    "structure.json_schema": "output_config.format.schema",
+    "tool_names": "tool_choice.name",
+    "tools[*].function": "tools[*]",
+    "tools[*].function.parameters": "tools[*].input_schema",
 }
 
 
@@ -213,20 +151,12 @@ def chat_messages(body: CountBody) -> tuple[Message, ...]:
     check_count("messages", len(body.messages), MAX_MESSAGES)
     if not body.messages:
         raise FieldError("messages", "must hold at least one message")
-    return tuple(message for _, message in _placed(body))
+    return tuple(each.message for each in placed(body.system, body.messages))
 
 
-def renames(body: CountBody) -> dict[str, str]:
+def names(body: CountBody) -> dict[str, str]:
     """What the body calls the core's fields, its messages one by one."""
-    return RENAMES | renames_of(_placed(body))
-
-
-def _placed(body: CountBody) -> Placed:
-    messages = [("system", Message("system", _parts(body.system, "system")))] if body.system else []
-    for index, turn in enumerate(body.messages):
-        place = f"messages[{index}]"
-        messages += [(place, message) for message in _turn(turn, f"{place}.content")]
-    return messages
+    return NAMES | of_messages(placed(body.system, body.messages))
 
 
 def _structure(body: MessagesBody) -> Structure | None:
@@ -244,47 +174,3 @@ def tool_definitions(body: CountBody) -> tuple[str, ...]:
             raise FieldError(f"tools[{index}].type", f"must be custom, not {tool.type:.40}")
         definitions.append(function_json(tool.name, tool.description, tool.input_schema, tool.strict))
     return tuple(definitions)
-
-
-def _turn(turn: Turn, path: str) -> list[Message]:
-    if isinstance(turn.content, str):
-        return [Message(turn.role, turn.content)]
-    parts = _shown(turn.content, path)
-    calls = tuple(
-        ToolCall(each.id, each.name, msgspec.json.encode(each.input).decode())
-        for each in turn.content
-        if isinstance(each, ToolUseBlock)
-    )
-    thoughts = "\n".join(each.thinking for each in turn.content if isinstance(each, ThinkingBlock))
-    messages = [
-        Message("tool", _parts(each.content, f"{path}[{index}].content"), tool_call_id=each.tool_use_id)
-        for index, each in enumerate(turn.content)
-        if isinstance(each, ToolResultBlock)
-    ]
-    if parts or calls or not messages:
-        content = one_or_all(parts) or (None if calls else "")
-        messages.append(Message(turn.role, content, tool_calls=calls, reasoning=thoughts))
-    return messages
-
-
-def _image(source: ImageSource, path: str) -> Image:
-    if source.type == "url":
-        return image_of_url(source.url, f"{path}.url")
-    if source.type != "base64":
-        raise FieldError(f"{path}.type", f"must be base64 or url, not {source.type:.40}")
-    if source.data is None:
-        raise FieldError(f"{path}.data", "is missing")
-    return image_of_base64(source.data, f"{path}.data")
-
-
-def _parts(content: str | Sequence[ContentBlock], path: str) -> str | tuple[str | Image, ...]:
-    return content if isinstance(content, str) else one_or_all(_shown(content, path))
-
-
-def _shown(content: Sequence[ContentBlock], path: str) -> list[str | Image]:
-    """What its blocks say and show."""
-    return [
-        each.text if isinstance(each, TextBlock) else _image(each.source, f"{path}[{index}].source")
-        for index, each in enumerate(content)
-        if isinstance(each, TextBlock | ImageBlock)
-    ]

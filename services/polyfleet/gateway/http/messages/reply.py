@@ -9,9 +9,10 @@ from starlette.responses import Response
 
 from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.http.blocks import Block, Blocks, Change, Kind, blocks_of
-from polyfleet.gateway.http.errors import NO_RENAMES, error_headers, error_message, http_status
+from polyfleet.gateway.http.errors import error_headers, error_message, http_status
 from polyfleet.gateway.http.events import named_event
-from polyfleet.gateway.http.messages.body import CountBody, renames
+from polyfleet.gateway.http.messages.body import CountBody, names
+from polyfleet.gateway.http.names import AS_IN_CORE
 from polyfleet.wire.answers import Delta, FinishReason, Usage
 from polyfleet.wire.gathered import GatheredChoice
 
@@ -100,7 +101,7 @@ def messages_error(error: ApiError, request_id: str, body: CountBody | None = No
 
 
 def _error(error: ApiError, request_id: str, body: CountBody | None) -> dict[str, Any]:
-    message, field = error_message(error, NO_RENAMES if body is None else renames(body))
+    message, field = error_message(error, AS_IN_CORE if body is None else names(body))
     told = {"type": _TYPES.get(http_status(error), "api_error"), "message": message}
     return {"error": told | (_NO_THREADS if field == "thread" else {}), "request_id": request_id}
 

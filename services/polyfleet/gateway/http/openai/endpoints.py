@@ -1,6 +1,6 @@
 """The endpoints: authenticate, read and decode the body, hand over to the gateway's core."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
 
@@ -19,6 +19,7 @@ from polyfleet.gateway.http.bodies import (
 )
 from polyfleet.gateway.http.door import Door, in_session, json_reply
 from polyfleet.gateway.http.errors import error_response
+from polyfleet.gateway.http.names import Names
 from polyfleet.gateway.http.openai import response_format, translate
 from polyfleet.gateway.http.openai.answer import Admission, Answer
 from polyfleet.gateway.http.openai.replies import ModelList, embeddings_reply, model_reply
@@ -28,7 +29,7 @@ from polyfleet.gateway.http.streams import merge, until_disconnect
 from polyfleet.wire.answers import Delta
 from polyfleet.wire.requests import EmbedRequest, GenerateRequest
 
-EMBEDDING_RENAMES: Mapping[str, str] = {"inputs": "input"}
+EMBEDDINGS: Names = {"inputs": "input", "inputs[*].text": "input[*]", "inputs[*].token_ids": "input[*]"}
 
 
 class Endpoints(Door):
@@ -112,7 +113,7 @@ class Endpoints(Door):
         try:
             result = await self._generation.embed(wanted, call)
         except ApiError as error:
-            response = error_response(error, EMBEDDING_RENAMES)
+            response = error_response(error, EMBEDDINGS)
         else:
             response = json_reply(
                 embeddings_reply(result, self._model_name(body.model), body.encoding_format or "float")

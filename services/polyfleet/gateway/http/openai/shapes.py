@@ -1,10 +1,11 @@
 """Chat and text completions differ in how an answer is written down; everything else they share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 from msgspec import UNSET
 
+from polyfleet.gateway.http.names import CHAT, Names, of_structure
 from polyfleet.gateway.http.openai.replies import (
     ChatChoice,
     ChatChunkChoice,
@@ -20,11 +21,6 @@ from polyfleet.gateway.http.openai.replies import (
 from polyfleet.wire.answers import Delta, FinishReason, TokenLogprobs
 from polyfleet.wire.gathered import GatheredChoice
 
-TOOL_RENAMES = {
-    "tool_names": "tool_choice",
-    "template_arguments": "chat_template_kwargs",
-}
-
 
 class Shape(Protocol):
     """How one answer is written. Made for one request; `logprobs` says whether they were asked for."""
@@ -32,7 +28,7 @@ class Shape(Protocol):
     id_prefix: ClassVar[str]
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
-    renames: Mapping[str, str]  # the core's field names as this request calls them
+    names: Names  # as this request calls the core's fields
 
     def chunks(self, delta: Delta) -> list[Choice]:
         """A delta as the choices of chunks, the finish reason in one of its own; none when it says nothing.
@@ -52,12 +48,12 @@ class ChatShape:
     id_prefix: ClassVar[str] = "chatcmpl-"
     whole_object: ClassVar[str] = "chat.completion"
     chunk_object: ClassVar[str] = "chat.completion.chunk"
-    renames: Mapping[str, str]
+    names: Names
 
     def __init__(self, *, logprobs: bool, max_tokens: str = "max_tokens", structure: str = "response_format") -> None:
         """`max_tokens` and `structure` are the names under which the caller gave these."""
-        given = {"max_tokens": max_tokens, "structure": structure}
-        self.renames = {"logprobs": "top_logprobs", "text": "messages", **given, **TOOL_RENAMES}
+        given = {"max_tokens": max_tokens, "logprobs": "top_logprobs", "text": "messages"}
+        self.names = {**CHAT, **given, **of_structure(structure)}
         self._logprobs = logprobs
         self._begun: set[int] = set()
 
@@ -102,11 +98,12 @@ class CompletionShape:
     id_prefix: ClassVar[str] = "cmpl-"
     whole_object: ClassVar[str] = "text_completion"
     chunk_object: ClassVar[str] = "text_completion"
-    renames: Mapping[str, str]
+    names: Names
 
     def __init__(self, *, logprobs: bool, structure: str = "structured_outputs") -> None:
         """`structure` is the name under which the caller gave it."""
-        self.renames = {"text": "prompt", "token_ids": "prompt", "prompt_logprobs": "logprobs", "structure": structure}
+        given = {"text": "prompt", "token_ids": "prompt", "prompt_logprobs": "logprobs"}
+        self.names = {**given, **of_structure(structure)}
         self._logprobs = logprobs
         self._begun: set[int] = set()
         self._offsets: dict[int, int] = {}

@@ -86,11 +86,11 @@ class CompletionWriter:
 
     def failure(self, error: ApiError) -> bytes:
         """As in Writer."""
-        return event(error_body(error, self._shape.renames))
+        return event(error_body(error, self._shape.names))
 
     def refusal(self, error: ApiError) -> Response:
         """As in Writer."""
-        return error_response(error, self._shape.renames)
+        return error_response(error, self._shape.names)
 
     def _reply(self, kind: str, choices: list[Choice], usage: UsageReply | UnsetType | None) -> Reply:
         return Reply(self._id, kind, self._created, self._model, choices, usage)

@@ -9,9 +9,10 @@ import msgspec
 
 from polyfleet.gateway.http.bodies import NOTHING, NULL, Effort, Ignored, StreamOptions, Strict, Unsupported
 from polyfleet.gateway.http.decoding import STATELESS, decode_part, refuse_unsupported
+from polyfleet.gateway.http.names import Placed, of_messages, of_structure
 from polyfleet.gateway.http.openai import response_format, tool_choice
 from polyfleet.gateway.http.openai.translate import TEXTS, template_arguments
-from polyfleet.gateway.http.stated import Placed, function_json, one_or_all, renames_of, sampling_of, stated
+from polyfleet.gateway.http.stated import Content, function_json, sampling_of, stated
 from polyfleet.wire.images import Image, image_of_url
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
 from polyfleet.wire.requests import GenerateRequest, Message
@@ -110,12 +111,14 @@ class ResponsesBody(Strict, frozen=True, kw_only=True):
 
 
 LOGPROBS = "message.output_text.logprobs"
-RENAMES = {
+NAMES = {
     "max_tokens": "max_output_tokens",
     "messages": "input",
     "text": "input",
+    **of_structure("text.format"),
+    "structure.json_schema": "text.format.schema",
     "tool_names": "tool_choice",
-    "structure": "text.format",
+    "tools[*].function": "tools[*]",
 }
 
 
@@ -131,7 +134,7 @@ def responses_request(body: ResponsesBody, request_id: str) -> GenerateRequest:
     check_count("tools", len(body.tools or ()), MAX_TOOLS)
     return GenerateRequest(
         model=body.model or "",
-        messages=tuple(message for _, message in _placed(body)),
+        messages=tuple(each.message for each in _placed(body)),
         **sampling_of(stated(body, ("temperature", "top_p"))),
         max_tokens=body.max_output_tokens,
         tools=tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())),
@@ -157,15 +160,17 @@ def _tool(tool: FunctionBody, path: str) -> str:
     return function_json(tool.name, tool.description, tool.parameters, tool.strict)
 
 
-def renames(body: ResponsesBody) -> dict[str, str]:
+def names(body: ResponsesBody) -> dict[str, str]:
     """What the body calls the core's fields, its messages one by one."""
-    return RENAMES | renames_of(_placed(body))
+    return NAMES | of_messages(_placed(body))
 
 
-def _placed(body: ResponsesBody) -> Placed:
-    messages = [("instructions", Message("system", body.instructions))] if body.instructions else []
+def _placed(body: ResponsesBody) -> list[Placed]:
+    messages = []
+    if body.instructions:
+        messages.append(Placed(Message("system", body.instructions), "instructions", "instructions"))
     if isinstance(body.input, str):
-        return [*messages, ("input", Message("user", body.input))]
+        return [*messages, Placed(Message("user", body.input), "input", "input")]
     check_count("input", len(body.input), MAX_MESSAGES)
     if not body.input:
         raise FieldError("input", "must hold at least one item")
@@ -175,15 +180,13 @@ def _placed(body: ResponsesBody) -> Placed:
         if item.type == "reasoning":
             thought = "".join(part.text or "" for part in item.content or item.summary or () if isinstance(part, Part))
         elif item.type == "message":
-            messages.append((path, _message(item, path, thought)))
+            messages.append(_message(item, path, thought))
             thought = ""
         elif item.type == "function_call":
             _add_call(messages, item, path, thought)
             thought = ""
         elif item.type == "function_call_output":
-            if not item.call_id:
-                raise FieldError(f"{path}.call_id", "is missing")
-            messages.append((path, Message("tool", _text(item.output, f"{path}.output"), tool_call_id=item.call_id)))
+            messages.append(_result(item, path))
         else:
             raise FieldError(f"{path}.type", f"is not supported by this server{_why(item.type)}: {item.type:.40}")
     return messages
@@ -194,35 +197,46 @@ def _why(kind: str) -> str:
     return ", which keeps no items; send the item itself" if kind == "item_reference" else ""
 
 
-def _message(item: Item, path: str, thought: str) -> Message:
+def _message(item: Item, path: str, thought: str) -> Placed:
     role = "system" if item.role == "developer" else item.role or ""
-    return Message(role, _text(item.content, f"{path}.content"), reasoning=thought if role == "assistant" else "")
+    said = _content(item.content, f"{path}.content")
+    message = Message(role, said.value, reasoning=thought if role == "assistant" else "")
+    return Placed(message, path, f"{path}.role", said.places)
 
 
-def _add_call(messages: Placed, item: Item, path: str, thought: str) -> None:
+def _result(item: Item, path: str) -> Placed:
+    if not item.call_id:
+        raise FieldError(f"{path}.call_id", "is missing")
+    said = _content(item.output, f"{path}.output")
+    return Placed(Message("tool", said.value, tool_call_id=item.call_id), path, path, said.places)
+
+
+def _add_call(messages: list[Placed], item: Item, path: str, thought: str) -> None:
     """A call joins the assistant's message before it, as chats have them."""
     if not item.name:
         raise FieldError(f"{path}.name", "is missing")
     call = ToolCall(item.call_id or item.id or "", item.name, item.arguments or "{}")
-    place, last = messages[-1] if messages else ("", None)
-    if last is not None and last.role == "assistant":
-        messages[-1] = place, replace(last, tool_calls=(*last.tool_calls, call))
+    last = messages[-1] if messages else None
+    if last is not None and last.message.role == "assistant":
+        calls = (*last.message.tool_calls, call)
+        messages[-1] = last._replace(message=replace(last.message, tool_calls=calls))
     else:
-        messages.append((path, Message("assistant", None, tool_calls=(call,), reasoning=thought)))
+        messages.append(Placed(Message("assistant", None, tool_calls=(call,), reasoning=thought), path, path))
 
 
-def _text(content: str | list[Part] | None, path: str) -> str | tuple[str | Image, ...]:
+def _content(content: str | list[Part] | None, path: str) -> Content:
     if isinstance(content, str):
-        return content
-    texts: list[str | Image] = []
+        return Content(content)
+    parts: list[tuple[str, str | Image]] = []
     for index, part in enumerate(content or ()):
         if part.type == "input_image":
-            texts.append(image_of_url(part.image_url, f"{path}[{index}].image_url"))
+            place = f"{path}[{index}].image_url"
+            parts.append((place, image_of_url(part.image_url, place)))
             continue
         text = getattr(part, TEXTS.get(part.type, ""), None)
         if text is None:
             raise FieldError(
                 f"{path}[{index}].type", f"must be input_text, output_text or input_image, not {part.type:.40}"
             )
-        texts.append(text)
-    return one_or_all(texts)
+        parts.append((f"{path}[{index}].{TEXTS[part.type]}", text))
+    return Content.of(parts)

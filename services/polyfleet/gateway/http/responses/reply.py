@@ -11,7 +11,7 @@ from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.http.blocks import Block, Blocks, Change, Kind, blocks_of
 from polyfleet.gateway.http.errors import error_message, error_response, openai_code
 from polyfleet.gateway.http.events import named_event
-from polyfleet.gateway.http.responses.body import ResponsesBody, renames
+from polyfleet.gateway.http.responses.body import ResponsesBody, names
 from polyfleet.wire.answers import Delta, FinishReason, Usage
 from polyfleet.wire.gathered import GatheredChoice
 
@@ -55,12 +55,12 @@ class ResponseWriter:
 
     def failure(self, error: ApiError) -> bytes:
         """The event of an error in the midst of a stream."""
-        message, param = error_message(error, renames(self._body))
+        message, param = error_message(error, names(self._body))
         return self._event("error", code=openai_code(error), message=message, param=param)
 
     def refusal(self, error: ApiError) -> Response:
         """The reply of an error before anything was said."""
-        return error_response(error, renames(self._body))
+        return error_response(error, names(self._body))
 
     def _ended(self, blocks: list[Block], reason: FinishReason | None, usage: Usage) -> dict[str, Any]:
         short = reason is FinishReason.LENGTH
