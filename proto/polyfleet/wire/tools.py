@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from polyfleet.wire.json_text import read_object
 from polyfleet.wire.limits import FieldError
 
 MAX_TOOLS = 128
-MAX_NAME_CHARACTERS = 128
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 CHOICES = ("auto", "none", "required")
 
 
@@ -98,8 +99,9 @@ def _tool(text: str, path: str) -> Tool:
     if not isinstance(function, dict):
         raise FieldError(f"{path}.function", "must be an object")
     name = function.get("name")
-    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARACTERS:
-        raise FieldError(f"{path}.function.name", f"must be a text of 1 to {MAX_NAME_CHARACTERS} characters")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        given = f"not {name!r:.80}" if name is not None else "and is missing"
+        raise FieldError(f"{path}.function.name", f"must be 1 to 64 of the characters A-Z a-z 0-9 _ -, {given}")
     kinds: Mapping[str, type] = {"description": str, "parameters": dict, "strict": bool}
     for key, kind in kinds.items():
         if not isinstance(function.get(key), (kind, type(None))):

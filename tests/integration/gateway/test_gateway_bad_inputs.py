@@ -113,15 +113,16 @@ HTTP: dict[str, tuple[str, dict[str, Any] | str, str | None, str]] = {
     "message's image": (
         MESSAGES,
         {"messages": [{"role": "user", "content": [BLOCK]}]},
-        "messages[0]",
+        f"{PART}.source.data",
         "is no image of a kind that is read",
     ),
     "message's tool": (
         MESSAGES,
         {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "tool", "name": "g"}},
-        "tool_choice",
+        "tool_choice.name",
         "names none of the tools: 'g'",
     ),
+    "message's name of a tool": (MESSAGES, {"tools": [{"name": "get weather"}]}, "tools[0].name", "not 'get weather'"),
     "message's schema": (
         MESSAGES,
         {"output_config": {"format": {"type": "json_schema", "schema": EMPTY}}},
@@ -198,6 +199,7 @@ GRPC: dict[str, tuple[pb.GenerateRequest, str, str]] = {
         "tool_names",
         "names none of the tools: 'g'",
     ),
+    "tool's name": (asks(tools=[DEFINITION.replace('"f"', '"a b"')]), "tools[0].function.name", "A-Z a-z 0-9 _ -"),
     "tool of no JSON": (asks(tools=["{"]), "tools[0]", "is no valid JSON"),
     "tool, 1000 levels": (asks(tools=[deep(1000)]), "tools[0]", "is nested more than 100"),
     "no image": (asks(messages=[shows(b"hello")]), "messages[0].parts[0]", "is no image of a kind that is read"),

@@ -31,7 +31,7 @@ from polyfleet.wire.requests import (
     RerankRequest,
     TokenizeRequest,
 )
-from polyfleet.wire.tools import CHOICES, MAX_TOOLS, read_tools
+from polyfleet.wire.tools import CHOICES, MAX_TOOLS, Tool, read_tools
 
 MAX_NAME_CHARACTERS = 64
 
@@ -115,6 +115,7 @@ def check_tokenize(request: TokenizeRequest) -> None:
     if kinds != 1:
         raise FieldError("text", f"exactly one of text and messages must be set, not {_NUMBERS[kinds]}")
     _check_messages(request.messages)
+    _read_tools(request)
 
 
 def check_ids(field: str, token_ids: Sequence[int], model: Model) -> None:
@@ -203,10 +204,7 @@ def _check_echo(request: GenerateRequest) -> None:
 
 
 def _check_tools(request: GenerateRequest) -> None:
-    check_count("tools", len(request.tools), MAX_TOOLS)
-    tools = read_tools(request.tools, request.tool_names)
-    if tools and not request.messages:
-        raise FieldError("tools", "needs messages: a chat template tells the model of them")
+    tools = _read_tools(request, request.tool_names)
     if request.tool_choice not in ("", *CHOICES):
         raise FieldError("tool_choice", f"must be one of {', '.join(CHOICES)}, not {request.tool_choice!r:.50}")
     if request.tool_choice == "required" and not tools:
@@ -217,6 +215,14 @@ def _check_tools(request: GenerateRequest) -> None:
         for name in ("ignore_eos", "min_tokens"):
             if getattr(request, name):
                 raise FieldError(name, f"can't be set with {field}: the answer has to end when that says so")
+
+
+def _read_tools(request: GenerateRequest | TokenizeRequest, names: Sequence[str] = ()) -> tuple[Tool, ...]:
+    check_count("tools", len(request.tools), MAX_TOOLS)
+    tools = read_tools(request.tools, names)
+    if tools and not request.messages:
+        raise FieldError("tools", "needs messages: a chat template tells the model of them")
+    return tools
 
 
 def _check_embed_input(field: str, each: EmbedInput) -> None:

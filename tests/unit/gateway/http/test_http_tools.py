@@ -10,11 +10,11 @@ from polyfleet.gateway.http.bodies import ChatBody
 from polyfleet.gateway.http.decoding import decode
 from polyfleet.gateway.http.openai.shapes import ChatShape
 from polyfleet.gateway.http.openai.translate import chat_request
-from polyfleet.gateway.request.validation import check_generate
+from polyfleet.gateway.request.validation import check_generate, check_tokenize
 from polyfleet.wire.answers import Delta, FinishReason
 from polyfleet.wire.gathered import GatheredChoice
 from polyfleet.wire.limits import FieldError
-from polyfleet.wire.requests import GenerateRequest
+from polyfleet.wire.requests import GenerateRequest, Message, TokenizeRequest
 from polyfleet.wire.structure import Structure
 from polyfleet.wire.tools import ToolCall, ToolCallDelta
 
@@ -61,7 +61,10 @@ def test_every_form_of_tool_choice(choice: Any, expected: Any) -> None:
         ({"tools": [3]}, "tools[0]"),
         ({"tools": [F, {"type": "web_search"}]}, "tools[1].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+        *(
+            ({"tools": [{"type": "function", "function": {"name": name}}]}, "tools[0].function.name")
+            for name in ("", "get weather", "a.b", "f\n", "fü", "f" * 65, 3, None)
+        ),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
             "tools[0].function.parameters",
@@ -89,6 +92,12 @@ def test_what_is_wrong_with_tools_is_named(fields: dict[str, Any], field: str) -
     with pytest.raises(FieldError) as caught:
         check_generate(chat(**fields))
     assert caught.value.field == field
+
+
+def test_tools_of_a_chat_to_be_counted_are_looked_at_alike() -> None:
+    with pytest.raises(FieldError) as caught:
+        check_tokenize(TokenizeRequest(messages=(Message("user", "hi"),), tools=('{"type": "function"}',)))
+    assert caught.value.field == "tools[0].function"
 
 
 def test_calls_and_thoughts_come_back() -> None:
