@@ -27,7 +27,7 @@ from bench.card.shapes import SHAPES, write_model
 
 from polyfleet.cli.stack.settings import bundled_model
 from polyfleet.engine import Engine
-from polyfleet.engine.machines import open_machine
+from polyfleet.engine.choosing.machines import open_machine
 from polyfleet.loading.load import load_model
 from polyfleet.models.registry import weight_shapes
 from polyfleet.wire.options import EngineOptions

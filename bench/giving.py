@@ -16,9 +16,9 @@ import numpy as np
 from bench.overhead import NoExecutor
 from numpy.typing import NDArray
 
+from polyfleet.engine.choosing.sizing import capacity_of
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Pending, StepOutput
-from polyfleet.engine.sizing import capacity_of
 from polyfleet.kvcache.travelling import CHUNK_BYTES
 from polyfleet.models.config import ModelConfig
 from polyfleet.transfer.room import TransferRoom

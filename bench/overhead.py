@@ -15,10 +15,10 @@ import numpy as np
 from bench.report import Row
 from numpy.typing import NDArray
 
+from polyfleet.engine.choosing.sizing import capacity_of
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Capacity, Footprint, Pending, StepOutput
-from polyfleet.engine.plan import StepPlan
-from polyfleet.engine.sizing import capacity_of
+from polyfleet.engine.step.plan import StepPlan
 from polyfleet.models.config import ModelConfig
 from polyfleet.sampling.masks import Masks
 from polyfleet.serving.engine_process import Reports

@@ -27,7 +27,7 @@ from bench.card.shapes import SHAPES, write_model
 from tests.support.running_worker import REAL, RunningWorker
 
 from polyfleet.cli.stack.settings import bundled_model
-from polyfleet.engine.machines import open_machine
+from polyfleet.engine.choosing.machines import open_machine
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
 

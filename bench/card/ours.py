@@ -12,13 +12,13 @@ import torch
 from bench.card.account import Timed
 from bench.card.shapes import BLOCK_SIZE, SHAPES, Shape, random_model
 
-from polyfleet.engine.batch import BatchLimits
-from polyfleet.engine.batcher import Batcher
+from polyfleet.engine.batching.batch import BatchLimits
+from polyfleet.engine.batching.batcher import Batcher
+from polyfleet.engine.choosing.executors import ExecutorKind, Workload, candidates, first_that_works, refuse
+from polyfleet.engine.choosing.machines import open_machine
+from polyfleet.engine.choosing.sizing import capacity_of
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Capacity, Executor
-from polyfleet.engine.executors import ExecutorKind, Workload, candidates, first_that_works, refuse
-from polyfleet.engine.machines import open_machine
-from polyfleet.engine.sizing import capacity_of
 from polyfleet.models.registry import record
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest

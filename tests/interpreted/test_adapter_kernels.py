@@ -13,8 +13,8 @@ from tests.support.kernel_cases import make_context, make_step
 from tests.support.peft_folders import low_rank_tensors, merged, write_adapter
 from tests.support.tiny_models import random_tensors, write_folder
 
-from polyfleet.engine.batch import BatchLimits
-from polyfleet.engine.batcher import Batcher
+from polyfleet.engine.batching.batch import BatchLimits
+from polyfleet.engine.batching.batcher import Batcher
 from polyfleet.engine.executor import Capacity
 from polyfleet.executors import captured
 from polyfleet.executors.captured import CapturedExecutor, buckets

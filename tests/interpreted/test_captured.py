@@ -11,11 +11,11 @@ from tests.support.batching import request as make_request
 from tests.support.eager_models import CAPABILITIES, POISON, poison, tiny_model, workload
 from tests.support.tiny_architectures import TINY, make
 
-from polyfleet.engine.batch import BatchLimits
-from polyfleet.engine.batcher import Batcher
+from polyfleet.engine.batching.batch import BatchLimits
+from polyfleet.engine.batching.batcher import Batcher
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.engine.executor import Capacity
-from polyfleet.engine.executors import Workload
-from polyfleet.engine.plan import StepPlan
+from polyfleet.engine.step.plan import StepPlan
 from polyfleet.executors import captured
 from polyfleet.executors.captured import CapturedExecutor, buckets
 from polyfleet.executors.eager import EagerExecutor

@@ -12,8 +12,8 @@ from tests.support.batching import run_all
 from tests.support.eager_models import workload
 from tests.support.tiny_architectures import TINY, make
 
-from polyfleet.engine.batch import BatchLimits
-from polyfleet.engine.batcher import Batcher
+from polyfleet.engine.batching.batch import BatchLimits
+from polyfleet.engine.batching.batcher import Batcher
 from polyfleet.engine.executor import Capacity
 from polyfleet.executors.captured import CapturedExecutor
 from polyfleet.executors.eager import EagerExecutor

@@ -11,7 +11,7 @@ from tests.support.batching import request as make_request
 from tests.support.eager_models import tiny_model
 from tests.support.kernel_cases import Shape, attention_over, make_step, rope_into
 
-from polyfleet.engine.batch import BatchLimits
+from polyfleet.engine.batching.batch import BatchLimits
 from polyfleet.executors.captured import CapturedExecutor
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.graph.ops import Op, OpKind, Rope, RopeAttention

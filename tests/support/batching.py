@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 
 from tests.support.fake_executor import VOCABULARY, FakeExecutor, expected_tokens
 
-from polyfleet.engine.batch import BatchLimits, StepReport
-from polyfleet.engine.batcher import Batcher
+from polyfleet.engine.batching.batch import BatchLimits, StepReport
+from polyfleet.engine.batching.batcher import Batcher
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Capacity
-from polyfleet.engine.speculation import Speculator
+from polyfleet.engine.speculation.speculation import Speculator
 from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.requests import SequenceRequest
 

@@ -7,7 +7,7 @@ from typing import Any
 from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.backends.protocol import KernelCapabilities
-from polyfleet.engine.executors import Workload
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.kernels.weights import Weight
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel

@@ -8,10 +8,10 @@ import pytest
 
 from polyfleet.backends.cpu import CpuBackend
 from polyfleet.backends.registry import BackendRegistry
+from polyfleet.engine.choosing.executors import KNOWN, Workload, find
+from polyfleet.engine.choosing.sizing import capacity_of
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Executor
-from polyfleet.engine.executors import KNOWN, Workload, find
-from polyfleet.engine.sizing import capacity_of
 from polyfleet.loading.fingerprint import fingerprint
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.progress import silent

@@ -28,8 +28,8 @@ from typing import Any
 
 from tests.support.fake_tokens import fake_adapted, fake_embedding, fake_fingerprint, fake_token, fake_tokens
 
-from polyfleet.engine.canary import Canary, CanaryReference
-from polyfleet.engine.checks import check_request
+from polyfleet.engine.batching.checks import check_request
+from polyfleet.engine.canary.canary import Canary, CanaryReference
 from polyfleet.engine.facts import EngineFacts, EngineStatus, LoadedAdapter
 from polyfleet.serving.engine_process import main
 from polyfleet.serving.engine_protocol import Progress

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tests.support.masking import dense
 
 from polyfleet.engine.executor import Capacity, Fault, Footprint, Pending, StepOutput, StepTooLarge
-from polyfleet.engine.plan import Need, StepPlan
+from polyfleet.engine.step.plan import Need, StepPlan
 from polyfleet.sampling.arrays import Bools
 from polyfleet.sampling.draw import Start
 from polyfleet.sampling.masks import Masks

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 
 from tests.support.fake_executor import VOCABULARY, next_token
 
-from polyfleet.engine.sequence import Sequence
+from polyfleet.engine.step.sequence import Sequence
 
 
 class Guesser:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.engine.executor import Capacity, Fault, Footprint, Pending, StepOutput
-from polyfleet.engine.executors import Workload
-from polyfleet.engine.plan import StepPlan
+from polyfleet.engine.step.plan import StepPlan
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.ops import Attention, CacheWrite, Norm, Op, OpKind, Rope, of
 from polyfleet.kernels.quantisation import dequantise

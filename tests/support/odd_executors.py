@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 from tests.support.numpy_executor import NumpyExecutor, NumpyStep
 
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.engine.executor import Capacity, Footprint, Pending, StepOutput
-from polyfleet.engine.executors import Workload
-from polyfleet.engine.plan import StepPlan
+from polyfleet.engine.step.plan import StepPlan
 from polyfleet.loading.progress import Progress
 from polyfleet.sampling.masks import Masks
 

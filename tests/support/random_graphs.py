@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfleet.engine.kernel_graph import RunnableGraph, Value
+from polyfleet.engine.graphs.kernel_graph import RunnableGraph, Value
 
 WIDTHS = (16, 32, 48)
 UNARY = ("silu", "relu", "gelu")

@@ -12,7 +12,7 @@ import torch
 from tests.support.eager_models import CAPABILITIES
 from torch import Tensor
 
-from polyfleet.engine.executors import Workload
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.executors.rank_parts import of_rank
 from polyfleet.executors.ranks import DistributedRanks
 from polyfleet.graph.lowering import fuse

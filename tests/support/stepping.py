@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyfleet.engine.batching.flight import sampled
 from polyfleet.engine.executor import Capacity, Executor, Fault, Pending, StepOutput
-from polyfleet.engine.flight import sampled
-from polyfleet.engine.plan import Assembler
-from polyfleet.engine.sequence import Sequence as EngineSequence
+from polyfleet.engine.step.plan import Assembler
+from polyfleet.engine.step.sequence import Sequence as EngineSequence
 from polyfleet.sampling.masks import Masks
 from polyfleet.wire.answers import SampledToken
 from polyfleet.wire.requests import Pooling, SequenceRequest

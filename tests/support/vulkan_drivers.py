@@ -5,7 +5,7 @@ from tests.support.stepping import Driver
 
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.backends.registry import BackendRegistry
-from polyfleet.engine.executors import Workload
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.vulkan import VulkanExecutor
 from polyfleet.loading.model import LoadedModel

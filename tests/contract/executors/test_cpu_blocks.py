@@ -11,8 +11,8 @@ from tests.support.batching import request as make_request
 from tests.support.cpu_graphs import available_sets, needs_library
 from tests.support.tiny_models import write_folder
 
-from polyfleet.engine.batch import BatchLimits
-from polyfleet.engine.batcher import Batcher
+from polyfleet.engine.batching.batch import BatchLimits
+from polyfleet.engine.batching.batcher import Batcher
 from polyfleet.engine.executor import Capacity, Fault
 from polyfleet.executors.persistent import PersistentExecutor
 from polyfleet.loading.load import load_model

@@ -14,8 +14,8 @@ from tests.support.stepping import Driver, logprobs_of
 from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.backends.protocol import KernelCapabilities
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.engine.executor import Executor, Fault
-from polyfleet.engine.executors import Workload
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.persistent import PersistentExecutor
 from polyfleet.kernels.weights import Weight, WeightFormat

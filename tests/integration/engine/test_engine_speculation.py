@@ -15,11 +15,11 @@ from tests.support.tiny_models import TinyShape, write_folder
 from tokenizers import Tokenizer
 
 import polyfleet.loading
-from polyfleet.engine.draft_model import DraftModel
+from polyfleet.engine.choosing.sizing import capacity_of
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.facts import EngineStatus
 from polyfleet.engine.loader import EngineParts, load
-from polyfleet.engine.sizing import capacity_of
+from polyfleet.engine.speculation.draft_model import DraftModel
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.model import ModelFileError
 from polyfleet.wire.limits import FieldError

@@ -18,12 +18,12 @@ from tests.support.cpu_graphs import needs_library
 from tests.support.divergence import TOLERANCE, assert_same_tokens
 from tokenizers import Tokenizer
 
+from polyfleet.engine.choosing.sizing import capacity_of
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Capacity, Executor, Pending
 from polyfleet.engine.facts import EngineStatus
 from polyfleet.engine.loader import EngineParts, load
-from polyfleet.engine.plan import StepPlan
-from polyfleet.engine.sizing import capacity_of
+from polyfleet.engine.step.plan import StepPlan
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams

@@ -12,9 +12,9 @@ from tests.support.numpy_executor import NumpyExecutor
 from tests.support.random_graphs import RandomGraph
 
 from polyfleet.backends.registry import BackendRegistry
-from polyfleet.engine.executors import KNOWN
-from polyfleet.engine.graph_program import Site
-from polyfleet.engine.kernel_graph import RunnableGraph, Value, new_kernel_graph
+from polyfleet.engine.choosing.executors import KNOWN
+from polyfleet.engine.graphs.kernel_graph import RunnableGraph, Value, new_kernel_graph
+from polyfleet.engine.graphs.program import Site
 from polyfleet.kernels.cpu import library
 
 NUMPY = f"{NumpyExecutor.__module__}:{NumpyExecutor.__name__}"

@@ -12,7 +12,7 @@ from tests.support.stepping import Driver, logprobs_of
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from polyfleet.backends.protocol import KernelCapabilities
-from polyfleet.engine.executors import Workload
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel

@@ -16,8 +16,8 @@ from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_kinds import VOCABULARY
 
 from polyfleet.backends.protocol import KernelCapabilities
-from polyfleet.engine.batch import BatchLimits
-from polyfleet.engine.executors import Workload
+from polyfleet.engine.batching.batch import BatchLimits
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.persistent import PersistentExecutor
 from polyfleet.loading.load import load_model

@@ -13,8 +13,8 @@ from tests.support.tiny_architectures import TINY, make
 from tests.support.tiny_kinds import VOCABULARY
 
 from polyfleet.backends.protocol import KernelCapabilities
-from polyfleet.engine.batch import BatchLimits
-from polyfleet.engine.executors import Workload
+from polyfleet.engine.batching.batch import BatchLimits
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.load import load_model
 from polyfleet.models.registry import record

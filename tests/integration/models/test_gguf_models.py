@@ -17,7 +17,7 @@ from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_hybrids import DELTA
 from tests.support.tiny_kinds import YARN
 
-from polyfleet.engine.batch import BatchLimits
+from polyfleet.engine.batching.batch import BatchLimits
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.persistent import PersistentExecutor
 from polyfleet.loading.load import load_model

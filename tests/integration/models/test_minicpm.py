@@ -13,7 +13,7 @@ from tests.support.stepping import Driver, logprobs_of
 from tests.support.tiny_models import TinyShape, interleave, write_folder
 
 from polyfleet.backends.protocol import KernelCapabilities
-from polyfleet.engine.executors import Workload
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.load import load_model
 from polyfleet.models.registry import record

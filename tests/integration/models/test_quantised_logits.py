@@ -14,8 +14,8 @@ from tests.support.tiny_models import write_folder
 
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine import loader
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.engine.engine import Engine
-from polyfleet.engine.executors import Workload
 from polyfleet.engine.loader import load
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.load import load_model

@@ -7,7 +7,7 @@ from tests.support.batching import over
 from tests.support.tiny_architectures import TINY, make
 from tests.support.tiny_kinds import VOCABULARY
 
-from polyfleet.engine.batch import BatchLimits
+from polyfleet.engine.batching.batch import BatchLimits
 from polyfleet.engine.engine import Engine
 from polyfleet.executors.persistent import PersistentExecutor
 from polyfleet.loading.load import load_model

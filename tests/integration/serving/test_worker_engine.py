@@ -10,7 +10,7 @@ from tests.support.tiny_models import TinyShape, write_folder, write_gguf
 from tests.support.tiny_tokenizers import byte_level_metadata
 
 from polyfleet.engine import generate_offline
-from polyfleet.engine.canary import NUM_TOKENS, candidate_prompts
+from polyfleet.engine.canary.canary import NUM_TOKENS, candidate_prompts
 from polyfleet.v1 import inference_pb2 as inference
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.v1 import worker_pb2_grpc

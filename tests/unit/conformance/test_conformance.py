@@ -19,9 +19,9 @@ from polyfleet.conformance.__main__ import check
 from polyfleet.conformance.checks import Failed, Skipped, Subject
 from polyfleet.conformance.collectives import collectives
 from polyfleet.conformance.report import CheckResult, ConformanceReport, Outcome
+from polyfleet.engine.choosing.executors import Workload, find
 from polyfleet.engine.executor import StepOutput
-from polyfleet.engine.executors import Workload, find
-from polyfleet.engine.plan import StepPlan
+from polyfleet.engine.step.plan import StepPlan
 from polyfleet.graph.ops import OpKind
 from polyfleet.wire.answers import SampledToken
 

@@ -6,7 +6,7 @@ import pytest
 from tests.support.batching import Outcomes, assert_right, make_batcher, over, prompt, request, run_all
 from tests.support.fake_executor import Batch, expected_tokens
 
-from polyfleet.engine.batch import BatchLimits
+from polyfleet.engine.batching.batch import BatchLimits
 from polyfleet.wire.answers import FinishReason
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import Pooling, SequenceRequest

@@ -8,7 +8,7 @@ import pytest
 from tests.support.batching import Outcomes, assert_right, make_batcher, over, prompt, request, run_all
 from tests.support.fake_executor import VOCABULARY, FakeExecutor, pooled
 
-from polyfleet.engine.batch import BatchLimits
+from polyfleet.engine.batching.batch import BatchLimits
 from polyfleet.engine.executor import FAULTS, Fault, Pending, StepOutput
 from polyfleet.wire.answers import FinishReason
 from polyfleet.wire.requests import Pooling, SequenceRequest

@@ -6,7 +6,7 @@ import pytest
 from tests.support.batching import Outcomes, make_batcher, prompt, request, run_all
 from tests.support.fake_executor import next_token
 
-from polyfleet.engine.holdings import held_tokens
+from polyfleet.engine.batching.holdings import held_tokens
 from polyfleet.kvcache.pool import BlockPool
 from polyfleet.kvcache.prefix import PrefixIndex
 from polyfleet.wire.hashing import ROOT_HASH

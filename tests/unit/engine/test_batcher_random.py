@@ -14,9 +14,9 @@ from tests.support.fake_executor import VOCABULARY, FakeExecutor, expected_token
 from tests.support.guessing import Guesser
 from tests.support.masking import packed
 
-from polyfleet.engine.batcher import Batcher
+from polyfleet.engine.batching.batcher import Batcher
 from polyfleet.engine.executor import FAULTS, Fault
-from polyfleet.engine.speculation import Speculator
+from polyfleet.engine.speculation.speculation import Speculator
 from polyfleet.sampling.arrays import Bools, Int32s
 from polyfleet.wire.answers import FinishReason
 from polyfleet.wire.requests import Pooling, SequenceRequest

@@ -3,7 +3,7 @@
 import pytest
 from tests.support.batching import Outcomes, assert_right, make_batcher, request, run_all
 
-from polyfleet.engine.budget import MOST_PATIENCE_STEPS, PATIENCE_STEPS, StepBudget
+from polyfleet.engine.batching.budget import MOST_PATIENCE_STEPS, PATIENCE_STEPS, StepBudget
 
 
 def good_steps_until(budget: StepBudget, most: int) -> int:

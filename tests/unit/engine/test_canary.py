@@ -10,8 +10,8 @@ import pytest
 import torch
 from tests.support.tiny_models import TinyShape, random_tensors, write_folder
 
-from polyfleet.engine import canary_reference
-from polyfleet.engine.canary import (
+from polyfleet.engine.canary import reference as canary_reference
+from polyfleet.engine.canary.canary import (
     NUM_TOKENS,
     TOLERANCE,
     Canary,
@@ -22,8 +22,8 @@ from polyfleet.engine.canary import (
     make_canary,
     most_decisive,
 )
-from polyfleet.engine.canary_later import CanaryLater, starts_later
-from polyfleet.engine.canary_reference import Source, canary_for, compute_references, fingerprint, fits, shipped
+from polyfleet.engine.canary.later import CanaryLater, starts_later
+from polyfleet.engine.canary.reference import Source, canary_for, compute_references, fingerprint, fits, shipped
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Pending, StepOutput
 from polyfleet.loading.load import load_model
@@ -167,7 +167,7 @@ def test_an_answer_that_cannot_be_computed_is_none_for_good(
 
 
 def test_what_computes_it_ends_with_the_process_that_wants_it() -> None:
-    code = "from polyfleet.engine import canary_reference as it; it.end_with_parent(); import time; time.sleep(300)"
+    code = "from polyfleet.engine.canary import reference as it; it.end_with_parent(); import time; time.sleep(300)"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     try:
         assert process.stdin is not None

@@ -10,10 +10,10 @@ from tests.support.batching import Outcome
 from tests.support.fake_executor import HIDDEN, VOCABULARY, FakeExecutor, expected_tokens
 from tests.support.small_config import SMALL
 
-from polyfleet.engine.batch import BatchCounters
+from polyfleet.engine.batching.batch import BatchCounters
+from polyfleet.engine.choosing.sizing import capacity_of
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.facts import EngineStatus
-from polyfleet.engine.sizing import capacity_of
 from polyfleet.wire.answers import FinishReason
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.options import EngineOptions
@@ -217,7 +217,7 @@ def test_an_executor_that_breaks_is_told_to_its_sequences_alone() -> None:
 
 def test_importing_requests_and_batcher_imports_no_tensors_and_no_wire() -> None:
     script = (
-        "import sys, polyfleet.engine.facts, polyfleet.engine.batcher, polyfleet.engine.sizing;"
+        "import sys, polyfleet.engine.facts, polyfleet.engine.batching.batcher, polyfleet.engine.choosing.sizing;"
         "import polyfleet.engine as engine; engine.SequenceRequest; engine.EngineOptions;"
         "found = {name.partition('.')[0] for name in sys.modules} & {'torch', 'grpc', 'ray', 'google'};"
         "sys.exit(f'imported {found}' if found else 0)"

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from tests.support.numpy_executor import NumpyExecutor
 from tests.support.tiny_models import TinyShape, poisoned_model
 
+from polyfleet.engine.choosing.sizing import capacity_of
 from polyfleet.engine.engine import Engine
-from polyfleet.engine.sizing import capacity_of
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
 from polyfleet.wire.answers import SequenceUpdate

@@ -13,8 +13,7 @@ from tests.support.odd_executors import GIB, ODD, RunsOutOfMemory, TellsStories
 from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.backends.protocol import KernelCapabilities
-from polyfleet.engine.executor import Executor, Footprint
-from polyfleet.engine.executors import (
+from polyfleet.engine.choosing.executors import (
     KNOWN,
     ExecutorKind,
     NoExecutor,
@@ -25,8 +24,9 @@ from polyfleet.engine.executors import (
     find,
     first_that_works,
 )
+from polyfleet.engine.choosing.sizing import Machine
+from polyfleet.engine.executor import Executor, Footprint
 from polyfleet.engine.loader import fit, with_room
-from polyfleet.engine.sizing import Machine
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.persistent import PersistentExecutor
 from polyfleet.kernels.cpu import library

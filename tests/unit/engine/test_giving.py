@@ -137,8 +137,8 @@ def test_what_a_step_completed_leaves_before_the_next(
 ) -> None:
     """Of a step of 64 tokens four chunks, while there is time; else one for each peer, and it gets all the same."""
     monkeypatch.setattr("polyfleet.kvcache.travelling.CHUNK_BYTES", 1)
-    monkeypatch.setattr("polyfleet.engine.travel.HELD_UP_SHARE", share)
-    monkeypatch.setattr("polyfleet.engine.travel.MOST_HELD_UP", 60.0)
+    monkeypatch.setattr("polyfleet.engine.travel.travel.HELD_UP_SHARE", share)
+    monkeypatch.setattr("polyfleet.engine.travel.travel.MOST_HELD_UP", 60.0)
     peer.paused.set()
     mine, given, updates = here(model, room), [0], list[SequenceUpdate]()
     start(mine, source(peer))

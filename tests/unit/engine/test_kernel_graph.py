@@ -10,10 +10,10 @@ from tests.support.numpy_executor import NumpyExecutor
 
 from polyfleet.backends.protocol import BackendType, BackendUnavailable
 from polyfleet.engine import new_kernel_graph
+from polyfleet.engine.choosing.executors import NoExecutor
 from polyfleet.engine.executor import Capacity
-from polyfleet.engine.executors import NoExecutor
-from polyfleet.engine.graph_program import GraphProgram
-from polyfleet.engine.kernel_graph import RunnableGraph
+from polyfleet.engine.graphs.kernel_graph import RunnableGraph
+from polyfleet.engine.graphs.program import GraphProgram
 from polyfleet.executors.eager import EagerExecutor
 
 ONES = np.ones((4, 3), dtype=np.float32)

@@ -8,7 +8,7 @@ from tests.support.batching import make_batcher, request, run_all
 from tests.support.fake_executor import VOCABULARY
 from tests.unit.engine.test_min_tokens import stopped_early
 
-from polyfleet.engine.checks import check_request
+from polyfleet.engine.batching.checks import check_request
 from polyfleet.sampling.masks import BARRED, Masks
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import SequenceRequest

@@ -9,7 +9,7 @@ from tests.support.batching import Outcomes, make_batcher, request, run_all
 from tests.support.fake_executor import VOCABULARY, expected_tokens
 from tests.support.masking import packed
 
-from polyfleet.engine.checks import check_request
+from polyfleet.engine.batching.checks import check_request
 from polyfleet.sampling.arrays import Bools, Int32s
 from polyfleet.sampling.masks import Masks
 from polyfleet.wire.answers import FinishReason

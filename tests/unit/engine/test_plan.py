@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from polyfleet.engine.plan import NO_ADAPTER, Assembler, Need, StepPlan
-from polyfleet.engine.sequence import Sequence
+from polyfleet.engine.step.plan import NO_ADAPTER, Assembler, Need, StepPlan
+from polyfleet.engine.step.sequence import Sequence
 from polyfleet.wire.requests import SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 

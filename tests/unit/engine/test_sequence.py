@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from polyfleet.engine.sequence import TRANSITIONS, Sequence, SequenceState
+from polyfleet.engine.step.sequence import TRANSITIONS, Sequence, SequenceState
 from polyfleet.wire.answers import FinishReason
 from polyfleet.wire.hashing import chain_hashes
 from polyfleet.wire.requests import Pooling, SequenceRequest

@@ -14,11 +14,11 @@ from tests.support.tiny_models import TinyShape, poisoned_model
 from tests.unit.engine.test_exchange import Faulty, drained, engine, run, tokens_of
 from tests.unit.kvcache.test_disk import finished
 
-from polyfleet.engine import shelf
+from polyfleet.engine.choosing.sizing import capacity_of
 from polyfleet.engine.engine import Engine
-from polyfleet.engine.pace import Pace
-from polyfleet.engine.plan import StepPlan
-from polyfleet.engine.sizing import capacity_of
+from polyfleet.engine.step.plan import StepPlan
+from polyfleet.engine.travel import shelf
+from polyfleet.engine.travel.pace import Pace
 from polyfleet.executors.block_copies import BlockCopies
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.host_rows import HostRows

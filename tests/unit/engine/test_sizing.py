@@ -7,9 +7,9 @@ import torch
 from tests.support.small_config import SMALL
 
 from polyfleet.backends.protocol import KernelCapabilities
+from polyfleet.engine.choosing.executors import KNOWN, Workload, find
+from polyfleet.engine.choosing.sizing import MOST_BLOCKS, Machine, capacity_of, resolve
 from polyfleet.engine.executor import Footprint
-from polyfleet.engine.executors import KNOWN, Workload, find
-from polyfleet.engine.sizing import MOST_BLOCKS, Machine, capacity_of, resolve
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.config import ModelConfig

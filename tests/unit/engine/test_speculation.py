@@ -8,10 +8,10 @@ from tests.support.batching import Outcomes, assert_right, make_batcher, over, r
 from tests.support.fake_executor import VOCABULARY, FakeExecutor, expected_tokens
 from tests.support.guessing import Guesser
 
-from polyfleet.engine.batch import BatchLimits
-from polyfleet.engine.ngrams import History, NgramDrafter
-from polyfleet.engine.sequence import Sequence
-from polyfleet.engine.speculation import LEAST_CHANCE, DraftCost, Speculator
+from polyfleet.engine.batching.batch import BatchLimits
+from polyfleet.engine.speculation.ngrams import History, NgramDrafter
+from polyfleet.engine.speculation.speculation import LEAST_CHANCE, DraftCost, Speculator
+from polyfleet.engine.step.sequence import Sequence
 from polyfleet.sampling.arrays import Int32s
 from polyfleet.sampling.masks import allow
 from polyfleet.wire.answers import FinishReason

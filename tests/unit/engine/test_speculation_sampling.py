@@ -10,9 +10,9 @@ import torch
 from tests.support.batching import Outcomes, over
 from tests.support.fake_executor import FakeExecutor, FakePending
 
-from polyfleet.engine.batch import BatchCounters, BatchLimits
-from polyfleet.engine.ngrams import NgramDrafter
-from polyfleet.engine.speculation import Speculator
+from polyfleet.engine.batching.batch import BatchCounters, BatchLimits
+from polyfleet.engine.speculation.ngrams import NgramDrafter
+from polyfleet.engine.speculation.speculation import Speculator
 from polyfleet.sampling.host import HostSampler
 from polyfleet.sampling.masks import Masks
 from polyfleet.wire.answers import SampledToken

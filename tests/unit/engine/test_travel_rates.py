@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyfleet.engine.sequence import SequenceState
-from polyfleet.engine.travel import RATE_SECONDS, Travel
+from polyfleet.engine.step.sequence import SequenceState
+from polyfleet.engine.travel.travel import RATE_SECONDS, Travel
 from polyfleet.graph.kernel_graph import PerToken
 from polyfleet.kvcache.portable import KvLayout
 from polyfleet.kvcache.travelling import Chunk

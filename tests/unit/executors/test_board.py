@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from polyfleet.engine.executor import Capacity
-from polyfleet.engine.plan import Need, StepPlan, lay_out
+from polyfleet.engine.step.plan import Need, StepPlan, lay_out
 from polyfleet.executors.board import SLOTS, Board, Plans, pack, room_for
 from polyfleet.sampling.draw import PARAMETERS
 

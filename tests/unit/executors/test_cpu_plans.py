@@ -12,7 +12,7 @@ from tests.support.stepping import Driver
 from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.engine.executor import Capacity
-from polyfleet.engine.plan import StepPlan
+from polyfleet.engine.step.plan import StepPlan
 from polyfleet.executors.persistent import PersistentExecutor
 from polyfleet.executors.step_fields import StepFields
 from polyfleet.loading.load import load_model

@@ -13,10 +13,10 @@ from tests.support.batching import request as make_request
 from tests.support.eager_models import POISON, poison, tiny_model, workload
 from tests.support.stepping import GARBAGE
 
-from polyfleet.engine.batch import BatchLimits
-from polyfleet.engine.batcher import Batcher
+from polyfleet.engine.batching.batch import BatchLimits
+from polyfleet.engine.batching.batcher import Batcher
 from polyfleet.engine.executor import Capacity
-from polyfleet.engine.plan import StepPlan
+from polyfleet.engine.step.plan import StepPlan
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.model import LoadedModel
 from polyfleet.sampling.device import DeviceSampler

@@ -11,8 +11,8 @@ from tests.support.eager_models import SHAPE, tiny_model, workload
 from tests.support.stepping import Driver
 
 from polyfleet.engine import Engine
+from polyfleet.engine.choosing.executors import KNOWN, Workload, find, refuse
 from polyfleet.engine.executor import Executor, Footprint
-from polyfleet.engine.executors import KNOWN, Workload, find, refuse
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.persistent import PersistentExecutor
 from polyfleet.kernels.cached import BYTES, MOST, loaded, stored

@@ -7,8 +7,8 @@ import pytest
 from tests.support.batching import Outcome, Outcomes
 from tests.support.eager_models import tiny_model, workload
 
-from polyfleet.engine.batch import BatchLimits
-from polyfleet.engine.batcher import Batcher
+from polyfleet.engine.batching.batch import BatchLimits
+from polyfleet.engine.batching.batcher import Batcher
 from polyfleet.engine.executor import Capacity
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.model import LoadedModel

@@ -14,8 +14,8 @@ from tests.support.thread_ranks import ThreadRanks, on_ranks
 from tests.support.tiny_architectures import TINY, make
 from torch import Tensor
 
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.engine.executor import Footprint
-from polyfleet.engine.executors import Workload
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.group import GroupExecutor, GroupKind
 from polyfleet.executors.persistent import PersistentExecutor

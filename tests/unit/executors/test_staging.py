@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tests.support.stepping import GARBAGE
 
-from polyfleet.engine.plan import Need, StepPlan, lay_out
+from polyfleet.engine.step.plan import Need, StepPlan, lay_out
 from polyfleet.executors.staging import Slips
 from polyfleet.sampling.draw import PARAMETERS
 

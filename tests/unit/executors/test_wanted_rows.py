@@ -13,10 +13,10 @@ from tests.support.stepping import Driver
 from tests.support.tiny_models import random_tensors
 from torch.overrides import TorchFunctionMode
 
-from polyfleet.engine.batch import BatchLimits
-from polyfleet.engine.batcher import Batcher
+from polyfleet.engine.batching.batch import BatchLimits
+from polyfleet.engine.batching.batcher import Batcher
 from polyfleet.engine.executor import Capacity
-from polyfleet.engine.needs import Need
+from polyfleet.engine.step.needs import Need
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.graph.adapt import adaptable
 from polyfleet.loading.adapter import load_adapter

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyfleet.engine.canary import CANARY_ID, Canary, CanaryReference, CanaryResult
+from polyfleet.engine.canary.canary import CANARY_ID, Canary, CanaryReference, CanaryResult
 from polyfleet.process.revision import Revision
 from polyfleet.serving.health.canary_rounds import PATIENCE_SECONDS, RETRY_SECONDS, CanaryRounds
 from polyfleet.serving.health.lifecycle import Lifecycle

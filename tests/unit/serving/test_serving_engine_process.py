@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support import fake_engine
 from tests.support.fake_tokens import fake_tokens
 
-from polyfleet.engine.canary import CanaryResult, CanaryVerdict
+from polyfleet.engine.canary.canary import CanaryResult, CanaryVerdict
 from polyfleet.engine.facts import EngineStatus
 from polyfleet.serving import engine_process
 from polyfleet.serving.engine_process import Overtaking, WorkerSocket, run, sentence

@@ -5,7 +5,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from polyfleet.engine.canary import CanaryResult, CanaryVerdict
+from polyfleet.engine.canary.canary import CanaryResult, CanaryVerdict
 from polyfleet.process.within import Within
 from polyfleet.serving.health.watchdog import SILENT, EngineWatchdog, WatchdogLimits
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from polyfleet.backends.protocol import BackendType, DeviceInfo, KernelCapabilities
+from polyfleet.engine.choosing.sizing import DTYPE_BYTES, Machine, computing_dtype, resolve
 from polyfleet.engine.executor import Footprint
-from polyfleet.engine.sizing import DTYPE_BYTES, Machine, computing_dtype, resolve
 from polyfleet.models.config import ModelConfig
 from polyfleet.tuning.choice import check_choice
 from polyfleet.tuning.device_defaults import defaults_of

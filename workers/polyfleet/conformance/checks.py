@@ -13,8 +13,8 @@ from torch import Tensor
 
 from polyfleet.backends.protocol import DeviceInfo, HardwareBackend, Health, KernelCapabilities
 from polyfleet.conformance.synthetic import rare_ops, rare_weights, synthetic_model
-from polyfleet.engine.canary_reference import Continuation, continue_greedily
-from polyfleet.engine.executors import KNOWN, Workload, candidates, find, refuse
+from polyfleet.engine.canary.reference import Continuation, continue_greedily
+from polyfleet.engine.choosing.executors import KNOWN, Workload, candidates, find, refuse
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse
 from polyfleet.graph.ops import OpKind

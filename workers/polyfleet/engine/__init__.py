@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from polyfleet.engine.embedder import Embedder
     from polyfleet.engine.engine import Engine
     from polyfleet.engine.facts import EngineFacts, EngineStatus
-    from polyfleet.engine.kernel_graph import RunnableGraph, new_kernel_graph
+    from polyfleet.engine.graphs.kernel_graph import RunnableGraph, new_kernel_graph
     from polyfleet.engine.offline import OfflineResult, generate_offline
     from polyfleet.engine.persistent import PersistentKernel
     from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate

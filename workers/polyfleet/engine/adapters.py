@@ -11,7 +11,7 @@ from polyfleet.wire.limits import FieldError
 from polyfleet.wire.options import EngineOptions
 
 if TYPE_CHECKING:
-    from polyfleet.engine.sequence import Sequence
+    from polyfleet.engine.step.sequence import Sequence
 
 
 class Adapters:

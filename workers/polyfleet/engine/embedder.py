@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyfleet.engine.choosing.machines import open_machine
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.loader import EngineParts, prepare_engine
-from polyfleet.engine.machines import open_machine
 from polyfleet.loading.eight_bits import in_eight_bits
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel

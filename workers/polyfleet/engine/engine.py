@@ -6,25 +6,25 @@ from collections.abc import Sequence as Tokens
 from typing import TYPE_CHECKING
 
 from polyfleet.engine.adapters import Adapters
-from polyfleet.engine.batcher import Batcher
-from polyfleet.engine.canary import CANARY_ID, CanarySource
-from polyfleet.engine.checks import check_request, in_segments
-from polyfleet.engine.draft_model import DraftModel
-from polyfleet.engine.exchange import Exchange
+from polyfleet.engine.batching.batcher import Batcher
+from polyfleet.engine.batching.checks import check_request, in_segments
+from polyfleet.engine.batching.flight import first_line
+from polyfleet.engine.canary.canary import CANARY_ID, CanarySource
+from polyfleet.engine.choosing.sizing import capacity_of, window_of
 from polyfleet.engine.executor import DeviceTimeout, Executor
 from polyfleet.engine.facts import EngineStatus, LoadedAdapter
-from polyfleet.engine.flight import first_line
-from polyfleet.engine.giving import Giving
-from polyfleet.engine.image_rows import SequenceImages
-from polyfleet.engine.images import ImageEncoder
-from polyfleet.engine.plan import NO_ADAPTER
-from polyfleet.engine.sequence import Sequence, TokenMask
+from polyfleet.engine.images.images import ImageEncoder
+from polyfleet.engine.images.vision import VisionTower
 from polyfleet.engine.served import facts_of, limits_of
-from polyfleet.engine.shelf import NOTHING, shelf_of
-from polyfleet.engine.sizing import capacity_of, window_of
-from polyfleet.engine.speculation import shown, speculator_of
-from polyfleet.engine.travel import Travel
-from polyfleet.engine.vision import VisionTower
+from polyfleet.engine.speculation.draft_model import DraftModel
+from polyfleet.engine.speculation.speculation import shown, speculator_of
+from polyfleet.engine.step.image_rows import SequenceImages
+from polyfleet.engine.step.plan import NO_ADAPTER
+from polyfleet.engine.step.sequence import Sequence, TokenMask
+from polyfleet.engine.travel.exchange import Exchange
+from polyfleet.engine.travel.giving import Giving
+from polyfleet.engine.travel.shelf import NOTHING, shelf_of
+from polyfleet.engine.travel.travel import Travel
 from polyfleet.kvcache.portable import Buffer
 from polyfleet.kvcache.travelling import PrefixRoom
 from polyfleet.models.config import ModelConfig
@@ -67,7 +67,7 @@ class Engine:
         adaptable: tuple[str, ...] = (),
         tower: VisionTower | None = None,
     ) -> None:
-        """`options` have nothing left open (see `polyfleet.engine.sizing`), and `executor` has room for them.
+        """`options` have nothing left open (see `polyfleet.engine.choosing.sizing`), and `executor` has room for them.
         `adaptable` are weights that adapters may change.
 
         `load` is the usual way here. `no_drafts`: why no token is drafted, whatever the options say. `draft_model`

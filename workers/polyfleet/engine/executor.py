@@ -12,7 +12,7 @@ from polyfleet.sampling.draw import Logprobs
 from polyfleet.sampling.masks import Masks
 
 if TYPE_CHECKING:
-    from polyfleet.engine.plan import StepPlan
+    from polyfleet.engine.step.plan import StepPlan
 
 
 @unique

@@ -9,11 +9,20 @@ import torch
 from polyfleet.backends import KernelCapabilities
 from polyfleet.backends.cpu import usable_cores
 from polyfleet.backends.imagined import imagined_capabilities
+from polyfleet.engine.choosing.executors import (
+    EXACT,
+    KNOWN,
+    ExecutorKind,
+    Workload,
+    believable,
+    candidates,
+    find,
+    refuse,
+)
+from polyfleet.engine.choosing.machines import open_machine
+from polyfleet.engine.choosing.sizing import Machine, computing_dtype, resolve
 from polyfleet.engine.executor import Footprint
-from polyfleet.engine.executors import EXACT, KNOWN, ExecutorKind, Workload, believable, candidates, find, refuse
 from polyfleet.engine.loader import grouped, with_room
-from polyfleet.engine.machines import open_machine
-from polyfleet.engine.sizing import Machine, computing_dtype, resolve
 from polyfleet.graph.ops import OpKind
 from polyfleet.kernels.packed import HEADS, kept
 from polyfleet.kernels.weights import Weight, WeightFormat

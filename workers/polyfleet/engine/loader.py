@@ -5,13 +5,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from polyfleet.engine.canary import Canary, CanarySource
-from polyfleet.engine.canary_later import CanaryLater, starts_later
-from polyfleet.engine.canary_reference import Source, canary_for, source_of
-from polyfleet.engine.draft_model import DraftModel
-from polyfleet.engine.drafting import NOTHING, beside, check_drafting, together
-from polyfleet.engine.executor import Executor, Footprint
-from polyfleet.engine.executors import (
+from polyfleet.engine.batching.flight import first_line
+from polyfleet.engine.canary.canary import Canary, CanarySource
+from polyfleet.engine.canary.later import CanaryLater, starts_later
+from polyfleet.engine.canary.reference import Source, canary_for, source_of
+from polyfleet.engine.choosing.drafting import NOTHING, beside, check_drafting, together
+from polyfleet.engine.choosing.executors import (
     GROUP,
     ExecutorKind,
     PassedOver,
@@ -22,11 +21,12 @@ from polyfleet.engine.executors import (
     first_that_works,
     refuse,
 )
-from polyfleet.engine.flight import first_line
-from polyfleet.engine.machines import open_machine
-from polyfleet.engine.sizing import Machine, capacity_of, computing_dtype, resolve, window_of
-from polyfleet.engine.trial import trial, try_drafts
-from polyfleet.engine.vision import VisionTower
+from polyfleet.engine.choosing.machines import open_machine
+from polyfleet.engine.choosing.sizing import Machine, capacity_of, computing_dtype, resolve, window_of
+from polyfleet.engine.choosing.trial import trial, try_drafts
+from polyfleet.engine.executor import Executor, Footprint
+from polyfleet.engine.images.vision import VisionTower
+from polyfleet.engine.speculation.draft_model import DraftModel
 from polyfleet.graph.adapt import adaptable
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.loading.fingerprint import fingerprint

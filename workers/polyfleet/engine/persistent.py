@@ -13,7 +13,7 @@ import torch
 from polyfleet.backends.protocol import BackendType, accelerator_name
 from polyfleet.backends.registry import BackendRegistry
 from polyfleet.engine.engine import Engine
-from polyfleet.engine.graph_arrays import Array
+from polyfleet.engine.graphs.arrays import Array
 from polyfleet.engine.loader import prepare_engine
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.kernels.weights import Weights

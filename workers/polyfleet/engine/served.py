@@ -1,6 +1,6 @@
 """What follows from a model and its resolved options: the facts that an engine tells, and the limits of its batches."""
 
-from polyfleet.engine.batch import BatchLimits
+from polyfleet.engine.batching.batch import BatchLimits
 from polyfleet.engine.executor import Capacity, Executor
 from polyfleet.engine.facts import EngineFacts
 from polyfleet.models.config import ModelConfig

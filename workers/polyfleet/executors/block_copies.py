@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfleet.engine.executor import DeviceTimeout
-from polyfleet.engine.plan import StepPlan
+from polyfleet.engine.step.plan import StepPlan
 from polyfleet.executors.block_moves import BlockMoves
 from polyfleet.executors.host_memory import is_locked
 from polyfleet.kernels.cached import arriving, leaving

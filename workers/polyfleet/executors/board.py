@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfleet.engine.executor import Capacity
-from polyfleet.engine.plan import NO_ADAPTER, NOTHING, Need, StepPlan
+from polyfleet.engine.step.plan import NO_ADAPTER, NOTHING, Need, StepPlan
 from polyfleet.sampling.arrays import Int32s
 from polyfleet.sampling.draw import PARAMETERS
 

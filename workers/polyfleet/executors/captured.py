@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from polyfleet.backends.accelerator import graphs_of
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.engine.executor import Capacity, Footprint
-from polyfleet.engine.executors import Workload
-from polyfleet.engine.needs import ADAPTED, LIKELIEST, Need
-from polyfleet.engine.plan import NOTHING, StepPlan
+from polyfleet.engine.step.needs import ADAPTED, LIKELIEST, Need
+from polyfleet.engine.step.plan import NOTHING, StepPlan
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.mixing import MixedBuffers
 from polyfleet.executors.staging import Slips

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.engine.executor import Capacity, Footprint, Pending, StepOutput, StepTooLarge
-from polyfleet.engine.executors import Workload
-from polyfleet.engine.needs import ADAPTED
-from polyfleet.engine.plan import NOTHING, Need, StepPlan
 from polyfleet.engine.pooling import pool
+from polyfleet.engine.step.needs import ADAPTED
+from polyfleet.engine.step.plan import NOTHING, Need, StepPlan
 from polyfleet.executors.block_access import BlockAccess
 from polyfleet.executors.block_copies import BlockCopies, streams_of, wait_for
 from polyfleet.executors.block_moves import block_moves

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from polyfleet.backends import BackendRegistry
 from polyfleet.backends.protocol import split_device
+from polyfleet.engine.choosing.executors import EXACT, KNOWN, ExecutorKind, Workload
 from polyfleet.engine.executor import (
     Capacity,
     DeviceTimeout,
@@ -28,8 +29,7 @@ from polyfleet.engine.executor import (
     StepOutput,
     StepTooLarge,
 )
-from polyfleet.engine.executors import EXACT, KNOWN, ExecutorKind, Workload
-from polyfleet.engine.plan import StepPlan
+from polyfleet.engine.step.plan import StepPlan
 from polyfleet.executors.board import room_for
 from polyfleet.executors.members import Answer, Members, RankLost
 from polyfleet.executors.rank_parts import adapter_of, of_rank

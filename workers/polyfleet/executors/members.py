@@ -13,8 +13,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from polyfleet.engine.batching.flight import first_line
 from polyfleet.engine.executor import DeviceTimeout
-from polyfleet.engine.flight import first_line
 from polyfleet.executors import rank_wire
 from polyfleet.executors.board import Board
 from polyfleet.executors.rank_wire import Arrays, Message

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfleet.backends.cpu import usable_cores
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.engine.executor import Capacity, Fault, Footprint, Pending, StepOutput, StepTooLarge
-from polyfleet.engine.executors import Workload
-from polyfleet.engine.plan import Need, StepPlan
 from polyfleet.engine.pooling import pool
+from polyfleet.engine.step.plan import Need, StepPlan
 from polyfleet.executors.step_fields import ADAPTERS, StepFields
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse

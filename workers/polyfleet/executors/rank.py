@@ -89,8 +89,8 @@ def build(end: socket.socket, start: rank_wire.Message, rank: int) -> tuple["Exe
     """As rank 0 does."""
     import torch
 
-    from polyfleet.engine.executors import Workload, find
-    from polyfleet.engine.machines import open_machine
+    from polyfleet.engine.choosing.executors import Workload, find
+    from polyfleet.engine.choosing.machines import open_machine
     from polyfleet.executors.rank_parts import keeping
     from polyfleet.executors.ranks import DistributedRanks
     from polyfleet.graph.shard import Shard, shard

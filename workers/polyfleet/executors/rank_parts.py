@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from polyfleet.engine.executors import Workload
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.graph.adapt import adaptable
 from polyfleet.graph.shard import Cut, Shard, StackCut, shard
 from polyfleet.kernels.adapters import LowRank, Parts

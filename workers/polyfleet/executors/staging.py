@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyfleet.engine.needs import ADAPTED
-from polyfleet.engine.plan import StepPlan
+from polyfleet.engine.step.needs import ADAPTED
+from polyfleet.engine.step.plan import StepPlan
 from polyfleet.executors.block_copies import wait_for
 from polyfleet.executors.torch_pending import Fetched
 from polyfleet.kernels.triton.stepping import results_of

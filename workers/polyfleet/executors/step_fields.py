@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfleet.engine.plan import Need, StepPlan
+from polyfleet.engine.step.plan import Need, StepPlan
 from polyfleet.kernels.cpu.library import PfStep
 
 ADAPTERS = int(Need.ADAPTERS)

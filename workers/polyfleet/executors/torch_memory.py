@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from polyfleet.backends.cpu import usable_cores
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.engine.executor import Capacity, Footprint
-from polyfleet.engine.executors import Workload
-from polyfleet.engine.plan import Need, StepPlan, lay_out
+from polyfleet.engine.step.plan import Need, StepPlan, lay_out
 from polyfleet.graph.ops import OpKind
 from polyfleet.kernels.adapters import table_numbers
 from polyfleet.kernels.cached import BYTES, CODES

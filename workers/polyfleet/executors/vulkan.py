@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.engine.executor import Capacity, Fault, Footprint, Pending, StepOutput, StepTooLarge
-from polyfleet.engine.executors import Workload
-from polyfleet.engine.plan import Need, StepPlan
 from polyfleet.engine.pooling import pool
-from polyfleet.engine.speculation import drafts_of
+from polyfleet.engine.speculation.speculation import drafts_of
+from polyfleet.engine.step.plan import Need, StepPlan
 from polyfleet.graph.lowering import fuse
 from polyfleet.kernels.vulkan.buffers import FLOAT_BYTES, row_bytes
 from polyfleet.kernels.vulkan.device import VulkanDevice

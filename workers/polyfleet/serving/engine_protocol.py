@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from polyfleet.engine.canary import CanarySource
+from polyfleet.engine.canary.canary import CanarySource
 from polyfleet.engine.facts import EngineFacts, EngineStatus, LoadedAdapter
 from polyfleet.kvcache.travelling import PrefixRoom
 from polyfleet.wire.answers import SequenceUpdate

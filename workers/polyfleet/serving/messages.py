@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from polyfleet.engine.canary import CanaryVerdict
+from polyfleet.engine.canary.canary import CanaryVerdict
 from polyfleet.engine.facts import EngineFacts, EngineStatus, LoadedAdapter
 from polyfleet.transfer.settings import TransferDoor, TransferSettings
 from polyfleet.wire.answers import SequenceUpdate

@@ -11,7 +11,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from polyfleet.engine.canary import CanaryResult
+from polyfleet.engine.canary.canary import CanaryResult
 from polyfleet.engine.facts import EngineStatus
 from polyfleet.kvcache.travelling import DISK_PROBLEMS, FAILURES
 from polyfleet.process.listening import ListenError, parse_address

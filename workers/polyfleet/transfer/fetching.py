@@ -40,7 +40,7 @@ STALL_SECONDS = 3.0  # between two frames, where the peer has what is wanted
 
 
 class Fetch:
-    """`take` chunks until `over`; `reason` then says why not all has come: a word of engine/travel.py, or empty."""
+    """`take` chunks until `over`; `reason` then says why not all has come: a word of engine/travel, or empty."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from polyfleet.engine.checks import check_lengths, check_request
+from polyfleet.engine.batching.checks import check_lengths, check_request
 from polyfleet.engine.facts import EngineFacts, EngineStatus, LoadedAdapter
 from polyfleet.serving.engine_process import main
 from polyfleet.serving.engine_protocol import Progress

@@ -6,7 +6,7 @@ eager one work there, under a name of its own.
 
 from dataclasses import replace
 
-from polyfleet.engine.executors import Workload
+from polyfleet.engine.choosing.executors import Workload
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.progress import Progress
 

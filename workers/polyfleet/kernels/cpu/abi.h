@@ -103,7 +103,7 @@ struct PfModel {
     void (*done)(int32_t weight);         // with what `read` gave
 };
 
-// One step, as engine/plan.py has it: rows are tokens, each sequence has a run of them, at its last positions.
+// One step, as engine/step/plan.py has it: rows are tokens, each sequence has a run of them, at its last positions.
 struct PfStep {
     int32_t num_rows, num_sequences, num_draws, num_cleared;
     int32_t num_slots, table_width;

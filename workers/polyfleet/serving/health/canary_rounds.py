@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from polyfleet.engine.canary import CANARY_ID, Canary, CanaryResult, CanarySource, CanaryVerdict
+from polyfleet.engine.canary.canary import CANARY_ID, Canary, CanaryResult, CanarySource, CanaryVerdict
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.limits import MAX_PRIORITY
 from polyfleet.wire.requests import SequenceRequest

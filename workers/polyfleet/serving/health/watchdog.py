@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
-from polyfleet.engine.canary import CanaryResult, CanaryVerdict
+from polyfleet.engine.canary.canary import CanaryResult, CanaryVerdict
 from polyfleet.serving.health.canary_rounds import TRUSTED
 from polyfleet.serving.health.lifecycle import Lifecycle
 

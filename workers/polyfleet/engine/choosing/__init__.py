@@ -1,0 +1,1 @@
+"""What suits a model on a device: the device opened, every size chosen, the first executor that passes its trial."""

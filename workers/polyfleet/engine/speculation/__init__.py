@@ -1,0 +1,1 @@
+"""Tokens guessed ahead and verified several at once: by the sequence's own text or by a small model."""
