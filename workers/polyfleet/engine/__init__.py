@@ -28,12 +28,12 @@ _MODULES = {
     "OfflineResult": "engine.offline",
     "PersistentKernel": "engine.persistent",
     "Pooling": "wire.requests",
-    "RunnableGraph": "engine.kernel_graph",
+    "RunnableGraph": "engine.graphs.kernel_graph",
     "SampledToken": "wire.answers",
     "SequenceRequest": "wire.requests",
     "SequenceUpdate": "wire.answers",
     "generate_offline": "engine.offline",
-    "new_kernel_graph": "engine.kernel_graph",
+    "new_kernel_graph": "engine.graphs.kernel_graph",
 }
 
 __all__ = [
