@@ -14,7 +14,7 @@ import grpc
 
 from polyfleet.gateway.grpc.http2.server import Bounds, Http2Server
 from polyfleet.gateway.ports.doors import Doors
-from polyfleet.process.listening import open_socket
+from polyfleet.gateway.ports.taking import opened
 
 SERVICE = "test.Echo"
 EACH, HANG = f"/{SERVICE}/Each", f"/{SERVICE}/Hang"
@@ -92,11 +92,10 @@ async def echo_server(
     address: str = "127.0.0.1:0", *, tls: ssl.SSLContext | None = None, **bounds: Any
 ) -> AsyncIterator[tuple[Http2Server, Echo, int]]:
     """The server, what it serves, and its port."""
-    listener, echo = open_socket(address, "--listen"), Echo()
+    (listener, port), echo = opened(address, "--listen"), Echo()
     server = Http2Server(listener, Doors(100, 100, lambda _: None), BOUNDS._replace(**bounds), (), tls)
     server.add_generic_rpc_handlers([echo.handler()])
     echo.heard = server.heard
-    port = listener.getsockname()[1]
     await server.start()
     watching = asyncio.create_task(server.watch())
     try:

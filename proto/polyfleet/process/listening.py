@@ -24,14 +24,14 @@ class ListenError(ConfigError):
         super().__init__(f"{address} {reason}: free it, or choose another address with {flag}.")
 
 
-def open_socket(address: str, flag: str, *, shared: bool = False) -> socket.socket:
-    """A listening TCP socket at host:port, whose connections send small writes at once. `shared`: with other processes.
+def open_socket(address: str, flag: str) -> socket.socket:
+    """A listening TCP socket at host:port, whose connections send small writes at once.
 
     Raises ListenError, and ConfigError for what is no address.
     """
     host, port = parse_address(address, flag)
     try:
-        listener = _listener(host, port, shared=shared)
+        listener = _listener(host, port)
         # Inherited by connections. asyncio sets it only where proto is IPPROTO_TCP, which create_server leaves 0;
         # without it each token of a kept-alive connection waits 40 ms for the client's delayed acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -105,9 +105,9 @@ def own_address() -> str:
     return socket.gethostname()
 
 
-def _listener(host: str, port: int, *, shared: bool = False) -> socket.socket:
+def _listener(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except UnicodeError:
         raise OSError(errno.EINVAL, "its host is no name of a host") from None
-    return socket.create_server(target[:2], family=family, backlog=BACKLOG, reuse_port=shared)
+    return socket.create_server(target[:2], family=family, backlog=BACKLOG)

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -106,41 +107,48 @@ SIGTERM, SIGHUP or Ctrl-C drains: not ready, running requests finish, then it en
     help="[default: info]",
 )
 @click.option(
-    "--ready-fd", type=int, hidden=True, help="One of several processes: told the metrics port when it listens."
+    "--fds",
+    type=int,
+    nargs=3,
+    hidden=True,
+    help="Of one of several processes: the first is told its metrics port when it listens, over the others come "
+    "connections of gRPC and of HTTP.",
 )
-def main(config: Path | None, ready_fd: int | None, **overrides: Any) -> None:
+def main(config: Path | None, fds: tuple[int, int, int] | None, **overrides: Any) -> None:
     """Run the gateway: the front door of a fleet."""
     try:
         settings = load_config(config, overrides)
         set_up_logging(settings.log_level, process="gateway")
-        if settings.processes > 1 and ready_fd is None:
+        if settings.processes > 1 and fds is None:
             from polyfleet.gateway.processes.run import run
 
             asyncio.run(run(settings, sys.argv[1:]))
         else:
-            asyncio.run(serve(settings, ready_fd))
+            asyncio.run(serve(settings, fds))
     except (ConfigError, AuthSetupError) as error:
         click.echo(error, err=True)
         sys.exit(CANNOT_START)
 
 
-async def serve(config: GatewayConfig, ready_fd: int | None = None) -> None:
+async def serve(config: GatewayConfig, fds: tuple[int, int, int] | None = None) -> None:
     """Serve until SIGTERM, SIGINT or SIGHUP, then drain; a second one of the first two cuts the draining short.
 
-    One of several processes tells `ready_fd` its metrics port, and at the end its metrics; it drains when its standard
-    input ends, too.
+    One of several processes tells the first of `fds` its metrics port, and at the end its metrics; it drains when its
+    standard input ends, too. The others are its ends of the channels by which it gets connections.
     """
     from polyfleet.gateway.http.monitoring import metrics_text
-    from polyfleet.gateway.server import Gateway
+    from polyfleet.gateway.ports.handed import Handed
+    from polyfleet.gateway.server import CallersPorts, Gateway
 
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in stopping():
         loop.add_signal_handler(number, told.set)
-    gateway = Gateway(config, shared=ready_fd is not None)
+    handed = CallersPorts(*(Handed(socket.socket(fileno=each)) for each in fds[1:])) if fds else None
+    gateway = Gateway(config, handed)
     await gateway.start()
-    if ready_fd is not None:
-        os.write(ready_fd, f"{config.metrics_listen.rpartition(':')[0]}:{gateway.monitoring.port}\n".encode())
+    if fds:
+        os.write(fds[0], f"{config.metrics_listen.rpartition(':')[0]}:{gateway.monitoring.port}\n".encode())
         loop.add_reader(STDIN, _when_it_ends, loop, told.set)
     gc.freeze()  # what is there now stays: to look through it each time would hold the event loop for 40 ms
     await told.wait()
@@ -150,8 +158,8 @@ async def serve(config: GatewayConfig, ready_fd: int | None = None) -> None:
     await asyncio.wait((draining, again), return_when=asyncio.FIRST_COMPLETED)
     await end(draining, again)
     await gateway.stop()
-    if ready_fd is not None:
-        with suppress(OSError), open(ready_fd, "wb") as first:
+    if fds:
+        with suppress(OSError), open(fds[0], "wb") as first:
             first.write(metrics_text(gateway.metrics))
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from polyfleet.gateway.agents.relay import AgentRelay
 from polyfleet.gateway.auth import Authenticator, check_listen
@@ -29,6 +30,7 @@ from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.parts import GatewayParts
 from polyfleet.gateway.ports.certificate import ServedCertificate
 from polyfleet.gateway.ports.doors import Doors
+from polyfleet.gateway.ports.taking import Source
 from polyfleet.gateway.prompts.prompts import Prompts
 from polyfleet.gateway.recent import RecentRequests
 from polyfleet.gateway.request.accounts import Accounts
@@ -58,16 +60,23 @@ STOP_SECONDS = 1.0  # for calls whose end is on its way to the client
 log = logging.getLogger(__name__)
 
 
+class CallersPorts(NamedTuple):
+    """Where their connections come from."""
+
+    grpc: Source
+    http: Source
+
+
 class Gateway:
     """Make it inside the event loop that it will live in: that opens its ports.
 
-    `shared`: other processes listen at the same ports. Raises ConfigError or AuthSetupError, each one sentence for the
-    operator.
+    `handed`: one of several processes gets its callers' connections from the first one. Raises ConfigError or
+    AuthSetupError, each one sentence for the operator.
     """
 
-    def __init__(self, config: GatewayConfig, *, shared: bool = False) -> None:
+    def __init__(self, config: GatewayConfig, handed: CallersPorts | None = None) -> None:
         _check(config)
-        self._shared = shared
+        self._handed = handed
         self._certificate = ServedCertificate(config.tls_cert, config.tls_key) if config.tls_cert else None
         limits = config.limits
         gateway_id, access = new_id("gw"), fleet_access(config.fleet_token_file, config.fleet_tls_dir)
@@ -95,11 +104,11 @@ class Gateway:
         share = connection_share(raise_descriptor_limit(), limits.max_connections, ports=2)
         doors = Doors(share, limits.max_connections_per_address, partial(self.metrics.refused, "http"))
         app = create_app(parts, config.cors_origins)
-        served = self._certificate, shared, self._begins
+        served = self._certificate, self._begins, handed.http if handed else None
         self.http = HttpServer(app, config.http_listen, "--http-listen", limits, doors, *served)
         self.relay = AgentRelay(config.fleet)
-        to_agents = self.relay, _to_agents(config, access.token)
-        self.grpc = GrpcServer(parts, config, self._certificate, share, *to_agents, shared=shared)
+        to_agents = self.relay, _to_agents(config, access.token), handed.grpc if handed else None
+        self.grpc = GrpcServer(parts, config, self._certificate, share, *to_agents)
         self.monitoring = self._monitoring(config)
         self.peers = self._peer_server(config, access) if config.peer_listen else None
         self._drain_seconds = limits.drain_seconds
@@ -113,7 +122,7 @@ class Gateway:
     def _peer_server(self, config: GatewayConfig, access: FleetAccess) -> PeerServer:
         keys = FleetKeys(Path(config.fleet_keys_file)) if config.fleet_keys_file else None
         service = PeerService(self.view.told, self._tokenizers.document)
-        return PeerServer(service, config.peer_listen, access, keys, shared=self._shared)
+        return PeerServer(service, config.peer_listen, access, keys, shared=self._handed is not None)
 
     async def start(self) -> None:
         """Watch the fleet and serve."""
@@ -171,8 +180,8 @@ class Gateway:
         """Not ready any more; new requests are turned away, running ones get `drain_seconds`."""
         self._health.draining = True
         await self.grpc.show_health()
-        if self._shared:  # whoever comes now goes to another process
-            await self.http.leave()
+        if self._handed:  # whoever comes now goes to another process
+            self.http.leave()
             self.grpc.leave(self._drain_seconds + STOP_SECONDS)
             await asyncio.sleep(LEAVE_SECONDS)
             self.http.let_go()
@@ -189,7 +198,7 @@ class Gateway:
         if self.peers:
             await self.peers.stop()
         self.relay.close()
-        await self.http.leave()
+        self.http.leave()
         if len(self.http.doors):  # who came at the last moment is told that it ends
             await asyncio.sleep(LEAVE_SECONDS)
         self.http.let_go()

@@ -43,12 +43,14 @@ class RunningFront:
             elif said["message"] == "The gateway's processes listen.":
                 self.ports = said
 
-    def connections(self, child: int) -> int:
+    def connections(self, child: int, port: str = "grpc_port") -> int:
         """Of callers, that this child has."""
         found = psutil.Process(child).net_connections("tcp")
-        return sum(
-            each.status == psutil.CONN_ESTABLISHED and each.laddr.port == self.ports["grpc_port"] for each in found
-        )
+        return sum(each.status == psutil.CONN_ESTABLISHED and each.laddr.port == self.ports[port] for each in found)
+
+    def spread(self, port: str = "grpc_port") -> list[int]:
+        """How many each has, the fewest first."""
+        return sorted(self.connections(each, port) for each in self.children)
 
     def counted(self) -> float:
         """Requests that ended well, as /metrics of all has them."""
@@ -68,13 +70,19 @@ class Streams:
         return Streams(self._stack, self._front)
 
     async def open(self, children: list[int]) -> None:
+        """Until each of these has one."""
         while not all(self._front.connections(each) for each in children):
-            options = [("grpc.use_local_subchannel_pool", 1)]
-            address = f"127.0.0.1:{self._front.ports['grpc_port']}"
-            channel = await self._stack.enter_async_context(grpc.aio.insecure_channel(address, options=options))
-            call = inference_pb2_grpc.InferenceStub(channel).Generate(REQUEST, wait_for_ready=True)
-            self.calls.append(asyncio.create_task(Stream.read(call)))
-            await channel.channel_ready()
+            await (await self.one()).channel_ready()
+
+    async def one(self) -> Any:
+        """One more; its channel."""
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        address = f"127.0.0.1:{self._front.ports['grpc_port']}"
+        channel: Any = grpc.aio.insecure_channel(address, options=options)
+        await self._stack.enter_async_context(channel)
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(REQUEST, wait_for_ready=True)
+        self.calls.append(asyncio.create_task(Stream.read(call)))
+        return channel
 
     async def ends(self) -> list[Any]:
         """What came of each: its stream, or the error."""
@@ -82,14 +90,14 @@ class Streams:
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[tuple[RunningFront, Streams, FakeWorker]]:
+async def running(processes: int = 2) -> AsyncIterator[tuple[RunningFront, Streams, FakeWorker]]:
     """With a worker so slow that no stream ends before the test has it hurry."""
     worker = text_worker("w-1", token_seconds=1.0)
+    command = [sys.executable, "-m", "polyfleet.gateway", "--processes", str(processes), *ANY_PORTS]
     async with SnapshotFleet() as fleet, worker, AsyncExitStack() as stack:
         fleet.add_assets(worker.assets)
         fleet.publish([fleet_pb2.FleetWorker(info=worker.info(), status=worker.status())])
-        command = [sys.executable, "-m", "polyfleet.gateway", "--processes", "2", *ANY_PORTS, "--fleet", fleet.address]
-        process = await asyncio.create_subprocess_exec(*command, stderr=PIPE)
+        process = await asyncio.create_subprocess_exec(*command, "--fleet", fleet.address, stderr=PIPE)
         front = RunningFront(process)
         reading = asyncio.create_task(front.read())
         try:
@@ -110,23 +118,58 @@ def ready(front: RunningFront) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_process_that_dies_or_hangs_is_replaced_and_the_streams_of_the_other_run_on(
-    number: signal.Signals,
-) -> None:
+async def test_four_have_equally_many_connections_and_one_that_dies_takes_its_own_alone_along() -> None:
+    async with running(4) as (front, streams, worker), AsyncExitStack() as stack:
+        for _ in range(16):
+            await (await streams.one()).channel_ready()
+            stack.push_async_callback(closed, (await connected(front.ports["http_port"]))[1])
+        assert front.spread() == front.spread("http_port") == [4, 4, 4, 4]
+        psutil.Process(front.children.pop()).kill()
+        after = streams.more()
+        for _ in range(4):
+            await after.one()
+        worker.token_seconds = HURRIED_SECONDS
+        check_ends(await streams.ends(), 12)
+        check_ends(await after.ends(), 4)
+        await until(lambda: len(front.children) == 4)
+        assert await asyncio.to_thread(front.counted) == 16
+
+
+async def connected(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection of HTTP that is taken: it has its answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readuntil(b"ok\n")
+    return reader, writer
+
+
+async def closed(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+
+
+def check_ends(ends: list[Any], whole: int) -> None:
+    """So many streams have come whole, and none of the others by mistake."""
+    streams = [each.ids() for each in ends if isinstance(each, Stream)]
+    assert streams == [fake_tokens([4, 5], TOKENS, 0, VOCABULARY)] * whole
+    assert {each.code() for each in ends if not isinstance(each, Stream)} <= {grpc.StatusCode.UNAVAILABLE}
+
+
+async def test_one_that_hangs_is_replaced_and_connections_that_it_did_not_take_are_others() -> None:
     async with running() as (front, streams, worker):
         first, second = front.children
         await streams.open([first, second])
         expected = front.connections(second)
-        psutil.Process(first).send_signal(number)
+        psutil.Process(first).suspend()
+        after = streams.more()
+        for _ in range(4):
+            await after.one()
         worker.token_seconds = HURRIED_SECONDS
         ends = await streams.ends()
-        whole = [each.ids() for each in ends if isinstance(each, Stream)]
-        assert whole == [fake_tokens([4, 5], TOKENS, 0, VOCABULARY)] * expected
+        check_ends(ends, expected)
         assert 0 < expected < len(ends)
-        assert {each.code() for each in ends if not isinstance(each, Stream)} == {grpc.StatusCode.UNAVAILABLE}
+        check_ends(await after.ends(), 4)
         await until(lambda: len(front.children) == 3)
-        assert await asyncio.to_thread(front.counted) == expected
+        assert await asyncio.to_thread(front.counted) == expected + 4
         front.process.send_signal(signal.SIGTERM)
         assert await front.process.wait() == 0
         assert not any(psutil.pid_exists(each) for each in front.children)

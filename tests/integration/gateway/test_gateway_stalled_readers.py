@@ -3,7 +3,7 @@
 import json
 import logging
 import socket
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -94,7 +94,8 @@ async def test_a_stream_of_events_is_cut(caplog: pytest.LogCaptureFixture, reaso
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     async with GatewayRig(**LIMITS, **limits) as rig:
         await rig.add(worker)
-        rig.gateway.http._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)  # so that little fills it
+        listener = cast(socket.socket, rig.gateway.http._source)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)  # so that little fills it
         connection = await RawConnection.open_narrow(rig.gateway.http.port, head % len(body) + body)
         await until(lambda: bool(worker.cancelled) and not worker.sequences)
         await until(lambda: rig.gateway.ledger.running == 0)

@@ -19,8 +19,8 @@ from polyfleet.gateway.grpc.service import INFERENCE, InferenceService
 from polyfleet.gateway.parts import GatewayParts
 from polyfleet.gateway.ports.certificate import ServedCertificate
 from polyfleet.gateway.ports.doors import Doors
+from polyfleet.gateway.ports.taking import Source, opened
 from polyfleet.process.decoding import DecodeInterceptor
-from polyfleet.process.listening import open_socket
 from polyfleet.process.refusing import Objection, RefusingInterceptor
 from polyfleet.process.servers import MAX_METADATA_BYTES, MAX_STREAMS
 from polyfleet.v1 import agents_pb2_grpc, inference_pb2_grpc
@@ -55,9 +55,9 @@ def key_objection(auth: Authenticator, method: str, metadata: Metadata | None) -
 
 
 class GrpcServer:
-    """Binds when made: raises ListenError when the port can't be had. `agents` objects to calls of theirs.
+    """Binds when made, but where `source` gives connections: raises ListenError when the port can't be had.
 
-    `shared`: other processes listen there, too.
+    `agents` objects to calls of theirs.
     """
 
     def __init__(
@@ -68,15 +68,13 @@ class GrpcServer:
         max_connections: int,
         relay: AgentRelay,
         agents: Objection,
-        *,
-        shared: bool = False,
+        source: Source | None = None,
     ) -> None:
         self._parts = parts
         limits = config.limits
         service = InferenceService(parts)
         without_key = RefusingInterceptor(partial(key_objection, parts.auth), service.refuse)  # which counts the call
-        listener = open_socket(config.grpc_listen, "--grpc-listen", shared=shared)
-        self.port: int = listener.getsockname()[1]
+        source, self.port = opened(config.grpc_listen, "--grpc-listen", source)
         doors = Doors(max_connections, limits.max_connections_per_address, partial(parts.metrics.refused, "grpc"))
         interceptors = [
             without_key,
@@ -84,7 +82,7 @@ class GrpcServer:
             DecodeInterceptor(service.refuse, limits.body_seconds, self._let_in),
         ]
         tls = _tls(certificate) if certificate else None
-        self.connections = self._server = Http2Server(listener, doors, bounds(limits), interceptors, tls, parts.begins)
+        self.connections = self._server = Http2Server(source, doors, bounds(limits), interceptors, tls, parts.begins)
         hosts = AgentsService(relay, lambda: parts.health.draining)
         agents_pb2_grpc.add_AgentsServicer_to_server(hosts, self._server)
         inference_pb2_grpc.add_InferenceServicer_to_server(service, self._server)

@@ -1,27 +1,20 @@
-"""Takes connections off a listening socket, each through the doors first.
-
-Asyncio's own server counts nothing, and where descriptors run out it writes a line for every place in its backlog.
-"""
+"""Makes a protocol for each connection of a port, which comes through the doors first."""
 
 import asyncio
-import logging
 import socket
 import ssl
 from asyncio import selector_events, sslproto
 from collections.abc import Callable
 
 from polyfleet.gateway.ports.doors import Doors, Visit
-from polyfleet.process.tasks import Tasks, end
+from polyfleet.gateway.ports.taking import Source, Taking
+from polyfleet.process.tasks import Tasks
 
-ACCEPTS_AT_ONCE = 16  # before others get their turn in the event loop
-MAX_WAITING = 1024  # taken at the end, before the port closes
-PAUSE_SECONDS = 0.1  # when the system gives no more connections
 # Each TLS connection has a buffer of this size from its first byte on. With asyncio's 256 KiB, a thousand handshakes
 # that never end would take 300 MB. A TLS record has up to 16 KiB.
 sslproto.SSLProtocol.max_size = 32 * 1024  # type: ignore[attr-defined]
 # What is read of a connection at once bounds how long it holds the event loop. asyncio's 256 KiB are 40,000 chunks.
 selector_events._SelectorSocketTransport.max_size = 32 * 1024  # type: ignore[attr-defined]
-log = logging.getLogger(__name__)
 
 
 class Acceptor:
@@ -29,57 +22,33 @@ class Acceptor:
 
     def __init__(
         self,
-        listener: socket.socket,
+        source: Source,
         doors: Doors,
         make_protocol: Callable[[Visit], asyncio.Protocol],
         tls: ssl.SSLContext | None,
         handshake_seconds: float,
     ) -> None:
-        self.sockets = [listener]
-        self._listener = listener
+        self.sockets = [source]
         self._doors = doors
         self._make_protocol = make_protocol
         self._tls = tls
         self._handshake_seconds = handshake_seconds
         self._handshakes = Tasks()
-        listener.setblocking(False)
-        self._task = asyncio.get_running_loop().create_task(self._accept())
+        self._taking = Taking(source, self._admit, lambda: doors.refuse("no_descriptor"))
+        self._taking.go_on()
 
-    async def leave(self) -> None:
-        """Take the connections that wait, and no more: what waits in the queue of a port that closes is reset."""
-        await end(self._task)
-        for _ in range(MAX_WAITING):
-            try:
-                connection, peer = self._listener.accept()
-            except OSError:  # none waits, or none can be had
-                return
-            connection.setblocking(False)
-            self._admit(connection, str(peer[0]))
+    def leave(self) -> None:
+        """Take the connections that wait, and no more."""
+        self._taking.finish()
 
     def close(self) -> None:
         """Take no more connections; those in their handshake end."""
-        self._task.cancel()
+        self._taking.pause()
         self._handshakes.cancel()
 
     async def wait_closed(self) -> None:
         """Until `close` has taken effect."""
-        await end(self._task)
         await self._handshakes.end()
-
-    async def _accept(self) -> None:
-        loop, accepted = asyncio.get_running_loop(), 0
-        while True:
-            try:
-                connection, peer = await loop.sock_accept(self._listener)
-            except OSError as error:
-                self._doors.refuse("no_descriptor")
-                log.warning("No connection can be accepted: %s.", error.strerror or error)
-                await asyncio.sleep(PAUSE_SECONDS)
-                continue
-            self._admit(connection, str(peer[0]))
-            accepted += 1
-            if accepted % ACCEPTS_AT_ONCE == 0:
-                await asyncio.sleep(0)
 
     def _admit(self, connection: socket.socket, address: str) -> None:
         visit = Visit(address, connection.close)

@@ -6,33 +6,37 @@ import signal
 import sys
 import time
 from asyncio.subprocess import Process
+from collections.abc import Sequence
 from contextlib import suppress
 
+from polyfleet.gateway.processes.handing import Hand, Handing
 from polyfleet.gateway.processes.sums import Families, parsed
 from polyfleet.process.hangs import Looks, fetched
 
-READY_FD = "--ready-fd"
+FDS = "--fds"
 
 
 class Child:
     """Runs from `start` on. `families` are its metrics as they were last read."""
 
-    def __init__(self, process: Process, ready: asyncio.StreamReader) -> None:
-        self.process, self._ready = process, ready
+    def __init__(self, process: Process, ready: asyncio.StreamReader, hands: list[tuple[Handing, Hand]]) -> None:
+        self.process, self._ready, self._hands = process, ready, hands
         self._metrics = ""
         self.staying = True  # it was not told to end
         self._looks = Looks()
         self.families: Families = {}
 
     @classmethod
-    async def start(cls, arguments: list[str]) -> "Child":
-        """A gateway with these arguments and a metrics port of its own. Raises OSError."""
+    async def start(cls, arguments: list[str], ports: Sequence[Handing]) -> "Child":
+        """A gateway with these arguments and a metrics port of its own, at those ports of callers. Raises OSError."""
         ours, theirs = os.pipe()
+        hands = [(port, port.join()) for port in ports]
+        fds = [theirs, *(hand.theirs.fileno() for _, hand in hands)]
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "polyfleet.gateway", *arguments, READY_FD, str(theirs)),
+                *(sys.executable, "-m", "polyfleet.gateway", *arguments, FDS, *map(str, fds)),
                 stdin=asyncio.subprocess.PIPE,  # which ends with this process, however that ends
-                pass_fds=[theirs],
+                pass_fds=fds,
                 start_new_session=True,  # signals of the terminal are for the one that started it
             )
         except BaseException:
@@ -40,15 +44,20 @@ class Child:
             raise
         finally:
             os.close(theirs)
+            for _, hand in hands:
+                hand.theirs.close()
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
         await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(ours, "rb"))
-        return cls(process, reader)
+        return cls(process, reader, hands)
 
     async def listens(self) -> bool:
-        """Wait until it does; False when it has ended before."""
+        """Wait until it does, and let it have connections; False when it has ended before."""
         line = await self._ready.readline()
         self._metrics = line.decode().strip()
+        if self._metrics and self.staying:
+            for port, hand in self._hands:
+                port.ready(hand)
         return bool(self._metrics)
 
     async def end(self) -> int:
@@ -61,7 +70,8 @@ class Child:
     async def look(self) -> None:
         """Read its metrics; they stay as they were when it does not answer."""
         with suppress(OSError, ValueError):
-            self.families = parsed((await self._ask("/metrics"))[1])
+            text = (await self._ask("/metrics"))[1]
+            self.families = await asyncio.to_thread(parsed, text)  # beside connections that come meanwhile
 
     async def readiness(self) -> tuple[bool, str]:
         """Whether it can serve, and its own words where not."""
@@ -93,5 +103,7 @@ class Child:
     def leave(self) -> None:
         """Let it drain and end; the second time, end what runs."""
         self.staying = False
+        for port, hand in self._hands:
+            port.leave(hand)
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)

@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, generate_latest
 
 from polyfleet.gateway.processes.child import Child
+from polyfleet.gateway.processes.handing import Handing
 from polyfleet.gateway.processes.sums import Families, Shown, summed, with_ended
 from polyfleet.process.config import ConfigError
 from polyfleet.process.tasks import Tasks
@@ -20,10 +22,13 @@ log = logging.getLogger(__name__)
 
 
 class Front:
-    """Keeps `count` gateways running, each with `arguments`. `serving` and `reason` are theirs together."""
+    """Keeps `count` gateways running, each with `arguments`, at these ports, which it closes in the end.
 
-    def __init__(self, count: int, arguments: list[str]) -> None:
-        self._count, self._arguments = count, arguments
+    `serving` and `reason` are theirs together.
+    """
+
+    def __init__(self, count: int, arguments: list[str], ports: Sequence[Handing]) -> None:
+        self._count, self._arguments, self._ports = count, arguments, ports
         self._children: list[Child] = []
         self._ended: Families = {}
         self._closing = False
@@ -52,6 +57,8 @@ class Front:
     def leave(self) -> None:
         """Tell all to drain, or those that do to cut it short."""
         self._closing, self.serving, self.reason = True, False, "The gateway is shutting down."
+        for port in self._ports:
+            port.close()
         for child in self._children:
             child.leave()
 
@@ -70,7 +77,7 @@ class Front:
 
     async def _start(self) -> bool:
         """One more; False when it has ended before it listened."""
-        child = await Child.start(self._arguments)
+        child = await Child.start(self._arguments, self._ports)
         self._children.append(child)
         if not await child.listens():
             await child.end()

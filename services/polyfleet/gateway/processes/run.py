@@ -10,7 +10,8 @@ from polyfleet.gateway.http.connection.server import HttpServer
 from polyfleet.gateway.http.monitoring import metrics_app
 from polyfleet.gateway.ports.doors import Doors
 from polyfleet.gateway.processes.front import Front
-from polyfleet.process.listening import check_free, shared_socket
+from polyfleet.gateway.processes.handing import Handing
+from polyfleet.process.listening import check_free, open_socket, shared_socket
 from polyfleet.process.signals import ignore_hangups, stopping
 from polyfleet.process.tasks import Tasks
 from polyfleet.wire.auth import join_host_port, split_host_port
@@ -30,16 +31,18 @@ async def run(config: GatewayConfig, given: list[str]) -> None:
         loop.add_signal_handler(number, told.put_nowait, number)
     with ExitStack() as held:
         listens = {"--grpc-listen": config.grpc_listen, "--http-listen": config.http_listen}
+        ports = {flag: Handing(open_socket(address, flag)) for flag, address in listens.items()}
+        addresses = {flag: _with_port(listens[flag], port.port) for flag, port in ports.items()}
         if config.peer_listen:
-            listens["--peer-listen"] = config.peer_listen
-        ports = [word for flag, address in listens.items() for word in (flag, _reserved(address, flag, held))]
-        front = Front(config.processes, [*given, *ports, "--metrics-listen", "127.0.0.1:0"])
+            addresses["--peer-listen"] = _reserved(config.peer_listen, "--peer-listen", held)
+        words = [word for pair in addresses.items() for word in pair]
+        front = Front(config.processes, [*given, *words, "--metrics-listen", "127.0.0.1:0"], list(ports.values()))
         doors = Doors(MONITORS, MONITORS, lambda _: None)
         app = metrics_app(front, front.metrics)
         monitoring = HttpServer(app, config.metrics_listen, "--metrics-listen", config.limits, doors)
         await front.start()
         await monitoring.start()
-        said = {"grpc_port": int(ports[1].rpartition(":")[2]), "http_port": int(ports[3].rpartition(":")[2])}
+        said = {"grpc_port": ports["--grpc-listen"].port, "http_port": ports["--http-listen"].port}
         log.info("The gateway's processes listen.", extra={**said, "metrics_port": monitoring.port})
         restarts = Tasks()
         while (await told.get()) == RESTART:
@@ -60,4 +63,8 @@ def _reserved(address: str, flag: str, held: ExitStack) -> str:
     """The address, with a real port, which nobody but the processes gets while it is held. Raises ConfigError."""
     check_free(address, flag)
     found = held.enter_context(shared_socket(address, flag))
-    return join_host_port(split_host_port(address)[0], found.getsockname()[1])
+    return _with_port(address, found.getsockname()[1])
+
+
+def _with_port(address: str, port: int) -> str:
+    return join_host_port(split_host_port(address)[0], port)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import socket
 import ssl
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from polyfleet.gateway.grpc.http2.heads import Head, Metadata
 from polyfleet.gateway.pace import Pace
 from polyfleet.gateway.ports.acceptor import Acceptor
 from polyfleet.gateway.ports.doors import Doors
+from polyfleet.gateway.ports.taking import Source
 from polyfleet.process.tasks import end
 from polyfleet.process.within import Within
 
@@ -53,7 +53,7 @@ class Http2Server:
 
     def __init__(
         self,
-        listener: socket.socket,
+        source: Source,
         doors: Doors,
         bounds: Bounds,
         interceptors: Sequence[Any],
@@ -62,7 +62,7 @@ class Http2Server:
     ) -> None:
         self.max_streams, self.max_header_bytes = bounds.max_streams, bounds.max_header_bytes
         self.pace = Pace()
-        self._listener, self._doors, self._bounds, self._tls = listener, doors, bounds, tls
+        self._source, self._doors, self._bounds, self._tls = source, doors, bounds, tls
         self._interceptors = interceptors
         self._generic: list[Any] = []
         self._methods: dict[str, Any] = {}
@@ -87,7 +87,7 @@ class Http2Server:
         """Take connections."""
         seconds = self._bounds.handshake
         make = partial(Connection, self)
-        self._acceptor = Acceptor(self._listener, self._doors, lambda visit: make(visit), self._tls, seconds)
+        self._acceptor = Acceptor(self._source, self._doors, lambda visit: make(visit), self._tls, seconds)
 
     def __len__(self) -> int:
         """Connections."""
@@ -203,8 +203,8 @@ class Http2Server:
         """Take no more connections and calls; those that run, or are on their way, get so many seconds."""
         self._stopping = True
         if self._acceptor is not None:
-            await self._acceptor.leave()
-        self._listener.close()
+            self._acceptor.leave()
+        self._source.close()
         until = asyncio.get_running_loop().time() + grace
         await self._part(min(grace, GRACE_SECONDS))
         self._begins.rush()

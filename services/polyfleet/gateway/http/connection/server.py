@@ -16,7 +16,7 @@ from polyfleet.gateway.pace import Pace
 from polyfleet.gateway.ports.acceptor import Acceptor
 from polyfleet.gateway.ports.certificate import ServedCertificate
 from polyfleet.gateway.ports.doors import Doors, Visit
-from polyfleet.process.listening import open_socket
+from polyfleet.gateway.ports.taking import Source, opened
 from polyfleet.process.within import Within
 
 DATE_SECONDS = 1.0
@@ -49,10 +49,10 @@ class _Server(uvicorn.Server):
             with contextlib.suppress(asyncio.TimeoutError), Within(DATE_SECONDS):
                 await self._told_to_exit.wait()
 
-    async def leave(self) -> None:
+    def leave(self) -> None:
         """Take the connections that wait, and no more."""
         for acceptor in self.servers:
-            await acceptor.leave()  # type: ignore[attr-defined]
+            acceptor.leave()  # type: ignore[attr-defined]
 
     def let_go(self) -> None:
         """End connections that wait for a request, and each other one behind the answer that it waits for."""
@@ -80,7 +80,7 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Serves `app` at `address` (host:port) to those whom `doors` let in.
 
-    Binds when made: raises ListenError, which names `flag`, if it can't.
+    Binds when made, but where `source` gives connections: raises ListenError, which names `flag`, if it can't.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class HttpServer:
         limits: Limits,
         doors: Doors,
         certificate: ServedCertificate | None = None,
-        shared: bool = False,
         begins: Begins | None = None,
+        source: Source | None = None,
     ) -> None:
         def tls_context(*_: object) -> ssl.SSLContext:
             assert certificate is not None
@@ -100,8 +100,7 @@ class HttpServer:
             certificate.use_in(context)
             return context
 
-        self._socket = open_socket(address, flag, shared=shared)
-        self.port: int = self._socket.getsockname()[1]
+        self._source, self.port = opened(address, flag, source)
         self.doors = doors
         settings = uvicorn.Config(
             app,
@@ -121,15 +120,15 @@ class HttpServer:
 
     async def start(self) -> None:
         """Take requests."""
-        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._source]))  # type: ignore[list-item]
         while not self._server.started and not self._task.done():
             await asyncio.sleep(0.01)
 
-    async def leave(self) -> None:
+    def leave(self) -> None:
         """Close the port; connections that are there, or wait to be taken, may send requests."""
-        if self._socket.fileno() >= 0:
-            await self._server.leave()
-            self._socket.close()
+        if self._source.fileno() >= 0:
+            self._server.leave()
+            self._source.close()
 
     def let_go(self) -> None:
         """No more requests over the connections that are there."""
@@ -140,4 +139,4 @@ class HttpServer:
         self._server.exit()
         if self._task is not None:
             await self._task
-        self._socket.close()
+        self._source.close()
