@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from polyfleet.loading.folder_config import read_config
+from polyfleet.loading.folder.config import read_config
 
 
 def read(folder: Path, stated: dict[str, Any]) -> Any:

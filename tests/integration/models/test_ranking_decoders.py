@@ -13,8 +13,8 @@ from tests.support.tiny_architectures import TINY, make
 from tests.support.tiny_tokenizers import byte_characters, tokenizer_json
 
 from polyfleet.engine.engine import Engine
+from polyfleet.loading.folder.ranking import TEMPLATE
 from polyfleet.loading.load import load_model
-from polyfleet.loading.ranking import TEMPLATE
 from polyfleet.models.errors import ModelFileError
 from polyfleet.text.prompt_text import PromptText
 from polyfleet.wire.limits import FieldError

@@ -8,9 +8,9 @@ import pytest
 from tests.support.tiny_models import TinyShape, write_folder, write_gguf
 from tests.support.tiny_tokenizers import CONTROL, NORMAL, USER_DEFINED, byte_level_metadata, tokenizer_json
 
-from polyfleet.loading.end_tokens import spelled_end_tokens
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
+from polyfleet.loading.tokenizer.end_tokens import spelled_end_tokens
 
 SHAPE = TinyShape(vocabulary=300)
 FIRST = 258  # id of the first token that is added to tokenizer_json()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from polyfleet.loading.folder_pooling import read_pooling
+from polyfleet.loading.folder.pooling import read_pooling
 from polyfleet.models.errors import ModelFileError
 from polyfleet.wire.requests import Pooling
 

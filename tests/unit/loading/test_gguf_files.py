@@ -17,7 +17,7 @@ from tests.support.tiny_models import TinyShape, write_gguf
 
 from polyfleet.kernels.quantisation import dequantise
 from polyfleet.kernels.weights import WeightFormat
-from polyfleet.loading.gguf_file import read_gguf
+from polyfleet.loading.gguf.file import read_gguf
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel, ModelFileError
 

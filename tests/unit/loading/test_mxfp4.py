@@ -14,9 +14,9 @@ from tests.support.tiny_kinds import LAYERS
 
 from polyfleet.kernels.quantisation import dequantise
 from polyfleet.kernels.weights import Weight, WeightFormat
-from polyfleet.loading import mxfp4
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import ModelFileError
+from polyfleet.loading.quantised import mxfp4
 
 MXFP4 = gguf.GGMLQuantizationType.MXFP4
 BYTES = 17  # of a block

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.tiny_tokenizers import byte_characters
 from tokenizers import Tokenizer
 
-from polyfleet.loading.pretokenizers import GPT2_PATTERN, PRE_TOKENIZERS
+from polyfleet.loading.tokenizer.pretokenizers import GPT2_PATTERN, PRE_TOKENIZERS
 
 CHARACTERS = "aBçЖ中文かな한ǅ123٣'sTLlRe \t\n\r.,!?/-_(){}|`$€́ं🙂…。\u2028"
 WORDS = ("I'LL", "don't", "  ", "12345", "1234567", "\r\n\n", "HelloWorld", "ÀÉ", "x=1;", "<sentinel:12>", "IMGIMGABZ")

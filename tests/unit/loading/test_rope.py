@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.support.tiny_architectures import TINY, configuration
 
-from polyfleet.loading.folder_config import read_config
+from polyfleet.loading.folder.config import read_config
 from polyfleet.models.errors import ModelFileError
 from polyfleet.models.fields import Fields
 from polyfleet.models.folder_rope import read_rope

@@ -12,7 +12,7 @@ from polyfleet.kernels.quantisation import dequantise
 from polyfleet.kernels.weights import WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import ModelFileError
-from polyfleet.loading.quantised_tensors import fp8
+from polyfleet.loading.quantised.tensors import fp8
 
 EXPERTS, INNER, HIDDEN = 3, 8, 16
 CONFIG: dict[str, Any] = {

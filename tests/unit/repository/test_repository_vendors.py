@@ -29,7 +29,7 @@ ALLOWED = {
     ("workers/polyfleet/executors/one_shot.py", ""): "what torch calls the memory that processes share, on any device",
     ("workers/polyfleet/executors/ranks.py", "LOOPBACK"): "what libraries of collectives call their network's variable",
     ("workers/polyfleet/engine/choosing/executors.py", "KNOWN"): "the list of executors' names",
-    ("workers/polyfleet/loading/quantised_methods.py", "HARMLESS"): "keys that files of other makers have",
+    ("workers/polyfleet/loading/quantised/methods.py", "HARMLESS"): "keys that files of other makers have",
     ("workers/polyfleet/conformance/report.py", "software_versions"): "packages whose versions a report lists",
     ("services/polyfleet/scheduler/config.py", "ACCELERATORS"): "the accelerators that a configuration may name",
 }

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from polyfleet.engine.choosing.machines import open_machine
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.loader import EngineParts, prepare_engine
-from polyfleet.loading.eight_bits import in_eight_bits
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
+from polyfleet.loading.quantised.eight_bits import in_eight_bits
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import Pooling, SequenceRequest
 

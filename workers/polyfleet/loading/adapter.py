@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polyfleet.kernels.adapters import LowRank, Parts
 from polyfleet.kernels.weights import Weight, WeightFormat
-from polyfleet.loading.folder_files import ADAPTER, check_is_adapter
+from polyfleet.loading.folder.files import ADAPTER, check_is_adapter
 from polyfleet.loading.model import ModelFileError
 from polyfleet.loading.other_kinds import PICKLES
 from polyfleet.loading.placing import place

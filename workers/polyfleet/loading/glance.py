@@ -6,11 +6,11 @@ still be refused by `load_model`, which reads all numbers and the tokenizer.
 
 from pathlib import Path
 
-from polyfleet.loading import gguf_config
-from polyfleet.loading.folder_config import read_config
-from polyfleet.loading.folder_files import check_is_model, weight_files
-from polyfleet.loading.gguf_metadata import check_model_metadata
-from polyfleet.loading.gguf_split import read_files
+from polyfleet.loading.folder.config import read_config
+from polyfleet.loading.folder.files import check_is_model, weight_files
+from polyfleet.loading.gguf import config as gguf_config
+from polyfleet.loading.gguf.metadata import check_model_metadata
+from polyfleet.loading.gguf.split import read_files
 from polyfleet.loading.headers import check_config, check_entries, check_tensors, read_beginning, read_headers
 from polyfleet.loading.sources import local_model
 from polyfleet.models.config import ModelConfig

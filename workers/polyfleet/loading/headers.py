@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isfinite, prod
 from pathlib import Path
 
-from polyfleet.loading.quantised_scheme import Scheme
+from polyfleet.loading.quantised.scheme import Scheme
 from polyfleet.models.architecture import TensorNames
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.errors import ModelFileError

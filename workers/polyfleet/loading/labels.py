@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyfleet.loading.gguf_split import read_files
+from polyfleet.loading.gguf.split import read_files
 from polyfleet.models.fields import read_json
 
 LONGEST = 80  # of a first line that names a licence

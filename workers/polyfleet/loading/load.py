@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from polyfleet.loading.folder_model import load_folder
-from polyfleet.loading.gguf_model import load_gguf
+from polyfleet.loading.folder.model import load_folder
+from polyfleet.loading.gguf.model import load_gguf
 from polyfleet.loading.glance import check_is_gguf
 from polyfleet.loading.model import LoadedModel, ModelFileError
 from polyfleet.loading.placing import Keep

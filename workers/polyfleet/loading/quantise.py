@@ -13,9 +13,9 @@ from torch import Tensor
 
 from polyfleet.graph.ops import OpKind
 from polyfleet.kernels.weights import Weight
-from polyfleet.loading.folder_config import read_config
-from polyfleet.loading.folder_files import INDEX, check_is_model, weight_files
-from polyfleet.loading.folder_tensors import FORMATS, Tensors, open_tensors
+from polyfleet.loading.folder.config import read_config
+from polyfleet.loading.folder.files import INDEX, check_is_model, weight_files
+from polyfleet.loading.folder.tensors import FORMATS, Tensors, open_tensors
 from polyfleet.loading.headers import PART
 from polyfleet.loading.model import ModelFileError
 from polyfleet.loading.other_kinds import PICKLES

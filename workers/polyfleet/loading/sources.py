@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from polyfleet.loading.gguf_file import read_gguf
+from polyfleet.loading.gguf.file import read_gguf
 from polyfleet.models.errors import ModelFileError
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # owner/name

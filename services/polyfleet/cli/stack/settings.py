@@ -246,7 +246,7 @@ def check_models(settings: ServeSettings) -> None:
 
 def check_adapter_folder(source: str) -> None:
     """Raise CliError for what is no adapter. All of it is read only once a worker loads it."""
-    from polyfleet.loading.folder_files import check_is_adapter
+    from polyfleet.loading.folder.files import check_is_adapter
     from polyfleet.models.errors import ModelFileError
 
     try:

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from polyfleet.loading.assets import SpecialTokens, make_assets
-from polyfleet.loading.end_tokens import spelled_end_tokens, union
-from polyfleet.loading.folder_special import added_tokens, special_tokens, texts
+from polyfleet.loading.folder.ranking import template_of
+from polyfleet.loading.folder.special import added_tokens, special_tokens, texts
 from polyfleet.loading.model import ImageSettings, ModelFileError, TokenizerAssets
-from polyfleet.loading.post_processor import Frame, post_processor, read_frame
-from polyfleet.loading.ranking import template_of
 from polyfleet.loading.sampling_defaults import SamplingDefaults, folder_defaults, published_defaults
-from polyfleet.loading.tokenizer_parts import check_added, check_parts, read_added, read_vocabulary
+from polyfleet.loading.tokenizer.assets import SpecialTokens, make_assets
+from polyfleet.loading.tokenizer.end_tokens import spelled_end_tokens, union
+from polyfleet.loading.tokenizer.parts import check_added, check_parts, read_added, read_vocabulary
+from polyfleet.loading.tokenizer.post_processor import Frame, post_processor, read_frame
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields, read_json, read_optional_json
 

@@ -16,7 +16,7 @@ from polyfleet.kernels.quantisation import DENSE_DTYPES
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.model import ModelFileError
 from polyfleet.loading.progress import Progress
-from polyfleet.loading.quantised_scheme import Scheme
+from polyfleet.loading.quantised.scheme import Scheme
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ import torch
 
 from polyfleet.kernels.quantisation import DENSE_DTYPES, row_bytes
 from polyfleet.kernels.weights import Weight
-from polyfleet.loading.gguf_config import CLASSES, read_config
-from polyfleet.loading.gguf_file import TensorInfo
-from polyfleet.loading.gguf_metadata import check_model_metadata
-from polyfleet.loading.gguf_split import read_files
-from polyfleet.loading.gguf_tokenizer import gguf_tokenizer
+from polyfleet.loading.gguf.config import CLASSES, read_config
+from polyfleet.loading.gguf.file import TensorInfo
+from polyfleet.loading.gguf.metadata import check_model_metadata
+from polyfleet.loading.gguf.split import read_files
+from polyfleet.loading.gguf.tokenizer import gguf_tokenizer
 from polyfleet.loading.headers import check_config, check_tensors
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.placing import Keep, place_all

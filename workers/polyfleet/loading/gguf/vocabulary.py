@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from polyfleet.loading.end_tokens import TURN_ENDS, spelled_end_tokens, union
+from polyfleet.loading.tokenizer.end_tokens import TURN_ENDS, spelled_end_tokens, union
 from polyfleet.models.fields import Fields
 
 PREFIX = "tokenizer.ggml."

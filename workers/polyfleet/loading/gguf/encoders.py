@@ -4,8 +4,8 @@ from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
-from polyfleet.loading.gguf_vocabulary import PREFIX, Vocabulary, finite_numbers
-from polyfleet.loading.post_processor import Frame
+from polyfleet.loading.gguf.vocabulary import PREFIX, Vocabulary, finite_numbers
+from polyfleet.loading.tokenizer.post_processor import Frame
 from polyfleet.models.fields import Fields
 
 SPACE = "▁"

@@ -5,17 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from polyfleet.kernels.weights import Weight
-from polyfleet.loading.folder_config import read_config
-from polyfleet.loading.folder_files import check_is_model, weight_files
-from polyfleet.loading.folder_tensors import open_tensors, read_weights
-from polyfleet.loading.folder_tokenizer import folder_tokenizer
+from polyfleet.loading.folder.config import read_config
+from polyfleet.loading.folder.files import check_is_model, weight_files
+from polyfleet.loading.folder.tensors import open_tensors, read_weights
+from polyfleet.loading.folder.tokenizer import folder_tokenizer
+from polyfleet.loading.folder.vision import load_vision, read_vision
 from polyfleet.loading.headers import check_entries, read_headers
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.placing import Keep, place_all
 from polyfleet.loading.progress import Progress
 from polyfleet.loading.scoring import score_names, scoring
 from polyfleet.loading.shapes import check_weights
-from polyfleet.loading.vision import load_vision, read_vision
 from polyfleet.models.config import ModelConfig
 
 

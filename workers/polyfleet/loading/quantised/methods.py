@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 
 from polyfleet.kernels.weights import Weight
-from polyfleet.loading.compressed_tensors import read_compressed
-from polyfleet.loading.quantised_scheme import Parts, Scheme, check_keys, choice, part
+from polyfleet.loading.quantised.compressed_tensors import read_compressed
+from polyfleet.loading.quantised.scheme import Parts, Scheme, check_keys, choice, part
 from polyfleet.models.fields import Fields
 
 COLUMNS_FIRST = (".qweight", ".qzeros", ".scales", ".g_idx")  # of GPTQ and AWQ
@@ -49,7 +49,7 @@ def _fp8(section: Fields) -> Scheme:
         raise section.error(f"weight_block_size must be two whole numbers over 0, not {tile!r}")
 
     def read(name: str, parts: Parts) -> Weight:
-        from polyfleet.loading.quantised_tensors import read_fp8
+        from polyfleet.loading.quantised.tensors import read_fp8
 
         return read_fp8(name, parts, tile)
 
@@ -68,7 +68,7 @@ def _gptq(section: Fields) -> Scheme:
     more = 1 if stated == "gptq" else 0  # what zeros are more than is stored
 
     def read(name: str, parts: Parts) -> Weight:
-        from polyfleet.loading.quantised_words import read_gptq
+        from polyfleet.loading.quantised.words import read_gptq
 
         return read_gptq(name, parts, bits, group, symmetric=symmetric, more=more)
 
@@ -83,7 +83,7 @@ def _awq(section: Fields) -> Scheme:
     check_keys(section, (*WHERE, *HARMLESS))
 
     def read(name: str, parts: Parts) -> Weight:
-        from polyfleet.loading.quantised_words import read_awq
+        from polyfleet.loading.quantised.words import read_awq
 
         return read_awq(name, parts, bits, group)
 
@@ -94,7 +94,7 @@ def _mxfp4(section: Fields) -> Scheme:
     check_keys(section, (*WHERE, *HARMLESS))
 
     def read(name: str, parts: Parts) -> Weight:
-        from polyfleet.loading import mxfp4
+        from polyfleet.loading.quantised import mxfp4
 
         return mxfp4.of_folder(name, parts["_blocks"], part(parts, "_scales"))
 

@@ -5,7 +5,7 @@ stored dense. Scales of activations are left aside: activations are not rounded 
 """
 
 from polyfleet.kernels.weights import Weight
-from polyfleet.loading.quantised_scheme import Group, Parts, Scheme, check_keys, choice
+from polyfleet.loading.quantised.scheme import Group, Parts, Scheme, check_keys, choice
 from polyfleet.models.fields import Fields
 
 INTEGERS = ("_packed", "_scale", "_zero_point", "_g_idx", "_shape", "")  # suffixes
@@ -29,7 +29,7 @@ def read_compressed(section: Fields) -> Scheme:
     check_keys(section, HARMLESS)
 
     def read(name: str, parts: Parts) -> Weight:
-        from polyfleet.loading.quantised_words import read_group
+        from polyfleet.loading.quantised.words import read_group
 
         return read_group(name, parts, _of(groups, name.removesuffix(".weight")))
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from polyfleet.loading.assets import SpecialTokens
+from polyfleet.loading.tokenizer.assets import SpecialTokens
 from polyfleet.models.fields import Fields
 
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

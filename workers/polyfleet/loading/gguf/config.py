@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from polyfleet.kernels.formats import WeightFormat
-from polyfleet.loading.gguf_file import GgufFile, TensorInfo
-from polyfleet.loading.gguf_metadata import check_file_metadata
-from polyfleet.loading.gguf_vocabulary import gguf_end_tokens
-from polyfleet.loading.ranking import gguf_ranking
+from polyfleet.loading.gguf.file import GgufFile, TensorInfo
+from polyfleet.loading.gguf.metadata import check_file_metadata
+from polyfleet.loading.gguf.ranking import gguf_ranking
+from polyfleet.loading.gguf.vocabulary import gguf_end_tokens
 from polyfleet.models.architecture import Architecture
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from polyfleet.loading.assets import make_assets
-from polyfleet.loading.gguf_encoders import encoder_frame, unigram, wordpiece
-from polyfleet.loading.gguf_metadata import check_tokenizer_metadata
-from polyfleet.loading.gguf_vocabulary import (
+from polyfleet.loading.gguf.encoders import encoder_frame, unigram, wordpiece
+from polyfleet.loading.gguf.metadata import check_tokenizer_metadata
+from polyfleet.loading.gguf.ranking import gguf_template
+from polyfleet.loading.gguf.vocabulary import (
     PREFIX,
     WHOLE,
     TokenType,
@@ -16,10 +16,10 @@ from polyfleet.loading.gguf_vocabulary import (
     read_vocabulary,
 )
 from polyfleet.loading.model import TokenizerAssets
-from polyfleet.loading.post_processor import Frame, post_processor
-from polyfleet.loading.pretokenizers import PRE_TOKENIZERS, SPACE, PreTokenizer
-from polyfleet.loading.ranking import gguf_template
 from polyfleet.loading.sampling_defaults import SamplingDefaults, gguf_defaults, published_defaults
+from polyfleet.loading.tokenizer.assets import make_assets
+from polyfleet.loading.tokenizer.post_processor import Frame, post_processor
+from polyfleet.loading.tokenizer.pretokenizers import PRE_TOKENIZERS, SPACE, PreTokenizer
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from polyfleet.loading.gguf_file import GgufFile, TensorInfo, read_gguf
+from polyfleet.loading.gguf.file import GgufFile, TensorInfo, read_gguf
 from polyfleet.models.errors import ModelFileError
 from polyfleet.models.fields import Fields
 

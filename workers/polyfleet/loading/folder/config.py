@@ -4,13 +4,14 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from polyfleet.loading.end_tokens import union
-from polyfleet.loading.folder_fields import check_fields
-from polyfleet.loading.folder_pooling import read_pooling, read_score_tokens
-from polyfleet.loading.quantised_methods import read_scheme
-from polyfleet.loading.quantised_scheme import Scheme
-from polyfleet.loading.ranking import ranking, ranking_by_name
-from polyfleet.loading.text_part import text_names, text_part
+from polyfleet.loading.folder.fields import check_fields
+from polyfleet.loading.folder.pooling import read_pooling, read_score_tokens
+from polyfleet.loading.folder.ranking import ranking_by_name
+from polyfleet.loading.folder.text_part import text_names, text_part
+from polyfleet.loading.quantised.methods import read_scheme
+from polyfleet.loading.quantised.scheme import Scheme
+from polyfleet.loading.ranking import ranking
+from polyfleet.loading.tokenizer.end_tokens import union
 from polyfleet.models.architecture import Architecture
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.cross_encoder import read_bounded

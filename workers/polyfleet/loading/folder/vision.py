@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyfleet.loading.folder_tensors import Tensors, dense_weight
+from polyfleet.loading.folder.tensors import Tensors, dense_weight
+from polyfleet.loading.folder.text_part import SEES
 from polyfleet.loading.model import ImageSettings, ModelFileError, VisionPart
-from polyfleet.loading.text_part import SEES
 from polyfleet.models.encoder import ACTIVATIONS
 from polyfleet.models.fields import Fields, read_json, read_optional_json
 from polyfleet.models.folder import MAX_LAYERS, check_activation

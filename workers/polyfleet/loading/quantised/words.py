@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from polyfleet.kernels.weights import Weight
-from polyfleet.loading.quantised_scheme import Group, Parts, part
-from polyfleet.loading.quantised_tensors import integers, read_fp8, unpack_columns, unpack_rows
+from polyfleet.loading.quantised.scheme import Group, Parts, part
+from polyfleet.loading.quantised.tensors import integers, read_fp8, unpack_columns, unpack_rows
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place in a word of each of 8 neighbours
 

@@ -1,0 +1,1 @@
+"""Hugging Face folders: config.json, tokenizer.json, safetensors, and what else lies beside them."""

@@ -1,0 +1,1 @@
+"""GGUF files: their header, metadata, tensor directory and tokenizer."""

@@ -1,0 +1,1 @@
+"""Quantised folders: what their configuration says of codes, and weights that stay quantised."""
