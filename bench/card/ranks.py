@@ -35,7 +35,7 @@ from polyfleet.wire.requests import SequenceRequest
 RANKS = (1, 2)
 SMALL = Shape(2048, 256, 4, 8, 4, 64, 512)
 COMPARED, PROMPT, CONTEXT, LIKELIEST = 8, 128, 512, 3
-RANK_MODULE = "polyfleet.executors.rank"
+RANK_MODULE = "polyfleet.executors.ranks.rank"
 NOTICE_SECONDS = 60.0
 
 Tokens = Mapping[str, list[SampledToken]]

@@ -13,8 +13,8 @@ from tests.support.eager_models import CAPABILITIES
 from torch import Tensor
 
 from polyfleet.engine.choosing.executors import Workload
-from polyfleet.executors.rank_parts import of_rank
-from polyfleet.executors.ranks import DistributedRanks
+from polyfleet.executors.ranks.collectives import DistributedRanks
+from polyfleet.executors.ranks.parts import of_rank
 from polyfleet.graph.lowering import fuse
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Target, choose

@@ -8,7 +8,7 @@ import pytest
 from tests.support.shared_models import CPU, TOLERANCE, compute, compute_all, workload
 
 from polyfleet.backends.cpu import usable_cores
-from polyfleet.executors.ranks import DistributedRanks
+from polyfleet.executors.ranks.collectives import DistributedRanks
 from polyfleet.models.registry import ARCHITECTURES
 
 ROOT = Path(__file__).parents[3]

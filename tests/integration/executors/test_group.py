@@ -20,7 +20,7 @@ from tests.support.tiny_models import TinyShape, random_tensors, write_folder
 from polyfleet.backends.cpu import usable_cores
 from polyfleet.engine import Engine
 from polyfleet.engine.executor import DeviceTimeout
-from polyfleet.executors import members
+from polyfleet.executors.ranks import members
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
@@ -85,7 +85,7 @@ def request(name: str, prompt: Sequence[int], number: int = 8, **changes: object
 @pytest.mark.slow
 def test_what_a_rank_can_not_load_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file goes away between rank 0's look at it and the other's."""
-    from polyfleet.executors.group import GroupExecutor
+    from polyfleet.executors.ranks.group import GroupExecutor
 
     build = GroupExecutor._build
 

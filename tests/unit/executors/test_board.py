@@ -9,7 +9,7 @@ import pytest
 
 from polyfleet.engine.executor import Capacity
 from polyfleet.engine.step.plan import Need, StepPlan, lay_out
-from polyfleet.executors.board import SLOTS, Board, Plans, pack, room_for
+from polyfleet.executors.ranks.board import SLOTS, Board, Plans, pack, room_for
 from polyfleet.sampling.draw import PARAMETERS
 
 CAPACITY = Capacity(num_blocks=9, block_size=4, max_sequences=3, max_blocks=5, step_tokens=8)

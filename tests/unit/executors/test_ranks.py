@@ -17,9 +17,9 @@ from torch import Tensor
 from polyfleet.engine.choosing.executors import Workload
 from polyfleet.engine.executor import Footprint
 from polyfleet.executors.eager import EagerExecutor
-from polyfleet.executors.group import GroupExecutor, GroupKind
 from polyfleet.executors.persistent import PersistentExecutor
-from polyfleet.executors.rank_parts import keeping, of_rank, weights_of
+from polyfleet.executors.ranks.group import GroupExecutor, GroupKind
+from polyfleet.executors.ranks.parts import keeping, of_rank, weights_of
 from polyfleet.graph.ops import OpKind
 from polyfleet.graph.shard import NotSharded, shard
 from polyfleet.loading.load import load_model

@@ -26,8 +26,14 @@ ALLOWED = {
     ("workers/polyfleet/kernels/triton/hopper", ""): "what Gluon calls the module of one architecture",
     ("workers/polyfleet/executors/vulkan.py", ""): "the executor of those shaders, named after them",
     ("workers/polyfleet/kernels/batched.py", "prefer_steady_attention"): "what torch calls its switch for all devices",
-    ("workers/polyfleet/executors/one_shot.py", ""): "what torch calls the memory that processes share, on any device",
-    ("workers/polyfleet/executors/ranks.py", "LOOPBACK"): "what libraries of collectives call their network's variable",
+    (
+        "workers/polyfleet/executors/ranks/one_shot.py",
+        "",
+    ): "what torch calls the memory that processes share, on any device",
+    (
+        "workers/polyfleet/executors/ranks/collectives.py",
+        "LOOPBACK",
+    ): "what libraries of collectives call their network's variable",
     ("workers/polyfleet/engine/choosing/executors.py", "KNOWN"): "the list of executors' names",
     ("workers/polyfleet/loading/quantised/methods.py", "HARMLESS"): "keys that files of other makers have",
     ("workers/polyfleet/conformance/report.py", "software_versions"): "packages whose versions a report lists",

@@ -26,7 +26,7 @@ KNOWN = {
     "persistent": "polyfleet.executors.persistent:PersistentExecutor",
     "vulkan": "polyfleet.executors.vulkan:VulkanExecutor",
 }
-GROUP = "polyfleet.executors.group:GroupKind"  # of any of them in several processes
+GROUP = "polyfleet.executors.ranks.group:GroupKind"  # of any of them in several processes
 EXACT = ("captured", "eager")  # compute in the dtype that was asked for, whatever weights are stored as
 Result = TypeVar("Result")
 

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 
 from polyfleet.engine.batching.flight import first_line
 from polyfleet.engine.executor import DeviceTimeout
-from polyfleet.executors import rank_wire
-from polyfleet.executors.board import Board
-from polyfleet.executors.rank_wire import Arrays, Message
+from polyfleet.executors.ranks import wire
+from polyfleet.executors.ranks.board import Board
+from polyfleet.executors.ranks.wire import Arrays, Message
 from polyfleet.process import signals
 from polyfleet.process.logs import LEVELS
 
 log = logging.getLogger(__name__)
 
-MODULE = "polyfleet.executors.rank"  # that they run
+MODULE = "polyfleet.executors.ranks.rank"  # that they run
 LOOK_SECONDS = 0.1
 SILENCE_LOOKS = 50  # in a row without a beat, of which there are two a second: then a rank hangs
 STUCK_LOOKS = 50  # for which a call may last on when the group is lost
@@ -95,7 +95,7 @@ class Members:
         """Tell all that a plan is posted."""
         for member in self._members:
             try:
-                member.socket.sendall(rank_wire.PLAN)
+                member.socket.sendall(wire.PLAN)
             except OSError:
                 raise self.why() from None
 
@@ -103,7 +103,7 @@ class Members:
         """Send all a message, each with arrays of its own."""
         for at, member in enumerate(self._members):
             try:
-                rank_wire.send(member.socket, message, arrays[at] if arrays else ())
+                wire.send(member.socket, message, arrays[at] if arrays else ())
             except OSError:
                 raise self.why() from None
 
@@ -112,9 +112,9 @@ class Members:
         found = []
         for member in self._members:
             try:
-                if rank_wire.receive_kind(member.socket) != rank_wire.MESSAGE:
+                if wire.receive_kind(member.socket) != wire.MESSAGE:
                     raise EOFError
-                answer, arrays = rank_wire.receive(member.socket)
+                answer, arrays = wire.receive(member.socket)
             except (OSError, EOFError):
                 raise self.why() from None
             if error := answer.get("error"):

@@ -30,11 +30,11 @@ from polyfleet.engine.executor import (
     StepTooLarge,
 )
 from polyfleet.engine.step.plan import StepPlan
-from polyfleet.executors.board import room_for
-from polyfleet.executors.members import Answer, Members, RankLost
-from polyfleet.executors.rank_parts import adapter_of, of_rank
-from polyfleet.executors.rank_wire import Arrays, Message
-from polyfleet.executors.ranks import DistributedRanks
+from polyfleet.executors.ranks.board import room_for
+from polyfleet.executors.ranks.collectives import DistributedRanks
+from polyfleet.executors.ranks.members import Answer, Members, RankLost
+from polyfleet.executors.ranks.parts import adapter_of, of_rank
+from polyfleet.executors.ranks.wire import Arrays, Message
 from polyfleet.graph.shard import NotSharded, shard
 from polyfleet.kernels.adapters import Parts
 from polyfleet.loading.progress import Progress, halves

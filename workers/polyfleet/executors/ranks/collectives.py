@@ -10,7 +10,7 @@ import torch.distributed as distributed
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from polyfleet.executors.one_shot import OneShot
+    from polyfleet.executors.ranks.one_shot import OneShot
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class DistributedRanks:
     def _tried(self, store: str, device: torch.device) -> "OneShot | None":
         """The one-shot all-reduce, where all ranks can have it and it sums up rightly."""
         try:
-            from polyfleet.executors.one_shot import TRIED, OneShot
+            from polyfleet.executors.ranks.one_shot import TRIED, OneShot
 
             made = OneShot(distributed.FileStore(f"{store}.one_shot", self.size), self.rank, self.size, device)  # type: ignore[attr-defined]
         except (ImportError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""A rank's process beside rank 0's: `python -m polyfleet.executors.rank`, started by it alone.
+"""A rank's process beside rank 0's: `python -m polyfleet.executors.ranks.rank`, started by it alone.
 
 It loads its part of the model, computes each plan that is posted, and ends with rank 0, or when it fails.
 """
@@ -15,8 +15,8 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from polyfleet.executors import rank_wire
-from polyfleet.executors.board import Board, Plans
+from polyfleet.executors.ranks import wire
+from polyfleet.executors.ranks.board import Board, Plans
 from polyfleet.process import signals
 from polyfleet.process.logs import LEVELS, set_up_logging
 
@@ -41,8 +41,8 @@ def main() -> None:
     signals.ignore()  # rank 0 decides when to end
     die_with_parent()
     end = socket.socket(fileno=given.socket)
-    rank_wire.receive_kind(end)
-    start, _ = rank_wire.receive(end)
+    wire.receive_kind(end)
+    start, _ = wire.receive(end)
     board = Board(given.board, start["size"], 0)
     threading.Thread(target=beat, args=(board, given.rank), daemon=True).start()
     try:
@@ -68,7 +68,7 @@ def beat(board: Board, rank: int) -> None:
         time.sleep(BEAT_SECONDS)
 
 
-def prepare(end: socket.socket, start: rank_wire.Message, rank: int) -> tuple["Executor", int, "Shard"]:
+def prepare(end: socket.socket, start: wire.Message, rank: int) -> tuple["Executor", int, "Shard"]:
     """Join the group and build what this rank computes with; what can't be is answered, and ends the process.
 
     With it come the bytes that were free before, and its part of the model.
@@ -79,20 +79,20 @@ def prepare(end: socket.socket, start: rank_wire.Message, rank: int) -> tuple["E
         memory = isinstance(error, MemoryError)
         if not isinstance(error, ValueError):
             log.exception("rank %d can't compute its part", rank)
-        rank_wire.send(end, {"error": str(error).partition("\n")[0] or type(error).__name__, "memory": memory})
+        wire.send(end, {"error": str(error).partition("\n")[0] or type(error).__name__, "memory": memory})
         os._exit(1)
-    rank_wire.send(end, {})
+    wire.send(end, {})
     return found
 
 
-def build(end: socket.socket, start: rank_wire.Message, rank: int) -> tuple["Executor", int, "Shard"]:
+def build(end: socket.socket, start: wire.Message, rank: int) -> tuple["Executor", int, "Shard"]:
     """As rank 0 does."""
     import torch
 
     from polyfleet.engine.choosing.executors import Workload, find
     from polyfleet.engine.choosing.machines import open_machine
-    from polyfleet.executors.rank_parts import keeping
-    from polyfleet.executors.ranks import DistributedRanks
+    from polyfleet.executors.ranks.collectives import DistributedRanks
+    from polyfleet.executors.ranks.parts import keeping
     from polyfleet.graph.shard import Shard, shard
     from polyfleet.loading.load import load_model
     from polyfleet.loading.placing import Keep
@@ -103,7 +103,7 @@ def build(end: socket.socket, start: rank_wire.Message, rank: int) -> tuple["Exe
 
     size, options = start["size"], EngineOptions(**start["options"])
     machine, capabilities = open_machine(start["devices"][rank])
-    rank_wire.send(end, {})
+    wire.send(end, {})
     meeting = (start["backend"], start["store"], rank, size, torch.device(machine.device))
     ranks = DistributedRanks(*meeting, peer_memory=capabilities.peer_memory)
     mine: list[Shard] = []
@@ -139,50 +139,50 @@ class Rank:
     def run(self) -> None:
         """For ever."""
         while True:
-            if rank_wire.receive_kind(self._end) == rank_wire.PLAN:
+            if wire.receive_kind(self._end) == wire.PLAN:
                 self._step()
             else:
-                self._obey(*rank_wire.receive(self._end))
+                self._obey(*wire.receive(self._end))
 
     def _step(self) -> None:
         pending = self._executor.launch(self._plans.unpack(self._board.take(self._rank)))
         if self._executor.depth > 1:  # else the tokens come with the next plan
             self._executor.draw(pending)
 
-    def _obey(self, message: rank_wire.Message, arrays: rank_wire.Arrays) -> None:
+    def _obey(self, message: wire.Message, arrays: wire.Arrays) -> None:
         from polyfleet.engine.executor import Capacity
 
         if message["do"] == "measure":
             measured = asdict(self._executor.measure())
-            rank_wire.send(self._end, {"footprint": measured, "free_bytes": self._free_bytes})
+            wire.send(self._end, {"footprint": measured, "free_bytes": self._free_bytes})
         elif message["do"] == "allocate":
             capacity = Capacity(**message["capacity"])
             self._board = Board(self._board.descriptor, self._size, message["room"])
             self._board.taken[self._rank] = 0
             self._plans = Plans(capacity.max_sequences, capacity.table_width)
             self._executor.allocate(capacity)
-            rank_wire.send(self._end, {})
+            wire.send(self._end, {})
         else:
             self._exchange(message, arrays)
 
-    def _exchange(self, message: rank_wire.Message, arrays: rank_wire.Arrays) -> None:
+    def _exchange(self, message: wire.Message, arrays: wire.Arrays) -> None:
         try:
             local = filter(None, (message.get("local"),))
             if message["do"] == "adapter":
                 self._set_adapter(message, arrays)
-                rank_wire.send(self._end, {})
+                wire.send(self._end, {})
             elif message["do"] == "export":
-                rank_wire.send(self._end, {}, self._executor.export_blocks(message["blocks"], *local))
+                wire.send(self._end, {}, self._executor.export_blocks(message["blocks"], *local))
             else:
                 self._executor.import_blocks(message["blocks"], arrays, *local)
-                rank_wire.send(self._end, {})
+                wire.send(self._end, {})
         except (ValueError, MemoryError) as error:
-            rank_wire.send(self._end, {"error": str(error), "memory": isinstance(error, MemoryError)})
+            wire.send(self._end, {"error": str(error), "memory": isinstance(error, MemoryError)})
 
-    def _set_adapter(self, message: rank_wire.Message, arrays: rank_wire.Arrays) -> None:
+    def _set_adapter(self, message: wire.Message, arrays: wire.Arrays) -> None:
         import torch
 
-        from polyfleet.executors.rank_parts import adapter_of
+        from polyfleet.executors.ranks.parts import adapter_of
         from polyfleet.kernels.adapters import LowRank
 
         matrices = [torch.from_numpy(each) for each in arrays]
