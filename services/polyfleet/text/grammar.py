@@ -23,6 +23,7 @@ _MOST_SHOWN = 200
 _BARE_CALL = ('{"name": $J, "arguments": $A}',)
 _CHANNEL_CALL = ("<|channel|>commentary to=functions.$N <|constrain|>json<|message|>$A",)
 _TEXT = r"/(.|\n)*/"
+_SENTENCE_END = re.compile(r"\.\s+(?=[A-Z])")
 Special = Sequence[tuple[str, int]]  # spellings and ids of special tokens
 
 
@@ -244,7 +245,7 @@ def _trial(grammar: str) -> str:
 
 
 def _first(problem: str) -> str:
-    """One sentence of a library's."""
+    """One sentence of a library's; a second one tells of its own options."""
     lines = [line.strip() for line in problem.splitlines() if line.strip()]
     told = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else problem)
-    return told.removeprefix("error: ")[:_MOST_SHOWN].rstrip(".")
+    return _SENTENCE_END.split(told.removeprefix("error: "))[0][:_MOST_SHOWN].rstrip(".")

@@ -108,8 +108,12 @@ async def test_a_refusal_of_the_request_itself_goes_to_the_client() -> None:
     async with GatewayRig() as rig:
         await rig.add(worker)
         failure = await failure_of(rig.stub.Generate(REQUEST))
+        worker.refusal = (worker.refusal[0], "the grammar names no token")
+        structure = pb.Structure(grammar="start: <[9999]>")
+        other = await failure_of(rig.stub.Generate(pb.GenerateRequest(token_ids=PROMPT, structure=structure)))
     assert (failure.code, failure.message) == (grpc.StatusCode.INVALID_ARGUMENT, "prompt_ids: too long for me")
-    assert len(worker.started) == 1
+    assert other.fields == {"structure": "the grammar names no token"}
+    assert len(worker.started) == 2
 
 
 async def test_a_full_worker_everywhere_is_resource_exhausted() -> None:

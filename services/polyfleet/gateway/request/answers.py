@@ -1,7 +1,10 @@
 """What a request's answer may be, and how it is taken apart: as its model writes thoughts and calls."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+from polyfleet.gateway.errors import InvalidArgument
 from polyfleet.gateway.prompts.prompts import Prompt
 from polyfleet.gateway.request.models import ServedModel
 from polyfleet.text.answer.channels import ChannelParser
@@ -50,6 +53,18 @@ async def make_grammar(
     marks = (closing, *(HARMONY.markers if channels else form.markers if form else ()))
     special = served.text.specials(marks)
     return await served.prompts.grammar(request.structure, calls, closing, special, seconds, channels=channels)
+
+
+@contextmanager
+def grammar_named(request: GenerateRequest, grammar: str) -> Iterator[None]:
+    """What a worker finds wrong with a grammar, by its model's tokens, is told of the field that asks for it."""
+    try:
+        yield
+    except InvalidArgument as error:
+        if not grammar or error.violations:
+            raise
+        field = "structure" if request.structure else "tools"
+        raise InvalidArgument.of(FieldError(field, error.message.rstrip("."))) from None
 
 
 def _calls(request: GenerateRequest, served: ServedModel, tool_parser: str) -> Calls | None:

@@ -13,7 +13,7 @@ from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import ApiError, Unavailable
 from polyfleet.gateway.prompts.prompts import Prompt
 from polyfleet.gateway.request.accounts import Accounts, Record
-from polyfleet.gateway.request.answers import make_grammar, make_parser
+from polyfleet.gateway.request.answers import grammar_named, make_grammar, make_parser
 from polyfleet.gateway.request.encoding import encode_chat, encode_input, encode_prompt, encode_text
 from polyfleet.gateway.request.inbox import Inbox
 from polyfleet.gateway.request.models import Models, ServedModel
@@ -81,20 +81,21 @@ class Generation:
             choices = [ChoiceOutput(each, served.text, stops, parse(), echo, silent=silent) for each in wanted]
             continuous = request.continuous_usage
             output = RequestOutput(choices, len(wanted[0].prompt_ids), record, continuous_usage=continuous)
-            async with self._sequences(wanted, served, record) as sequences:
-                call.admitted()
-                while not output.finished:
-                    for parcel in await sequences.take():
-                        delta = output.take(parcel)
-                        if delta is None:
-                            continue
-                        if delta.finish_reason is not None:
-                            sequences.cancel(delta.choice)
-                        if delta.prompt_logprobs:
-                            *parts, delta = _in_parts(delta)
-                            for each in parts:
-                                yield each
-                        yield delta
+            with grammar_named(request, wanted[0].grammar):
+                async with self._sequences(wanted, served, record) as sequences:
+                    call.admitted()
+                    while not output.finished:
+                        for parcel in await sequences.take():
+                            delta = output.take(parcel)
+                            if delta is None:
+                                continue
+                            if delta.finish_reason is not None:
+                                sequences.cancel(delta.choice)
+                            if delta.prompt_logprobs:
+                                *parts, delta = _in_parts(delta)
+                                for each in parts:
+                                    yield each
+                            yield delta
 
     async def _generate_sequences(
         self, request: GenerateRequest, record: Record, call: Call

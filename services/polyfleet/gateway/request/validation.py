@@ -178,7 +178,8 @@ def _check_messages(messages: Sequence[Message]) -> None:
         raise FieldError("messages", f"may show {MAX_IMAGES} images at most, not {count}")
     for index, message in enumerate(messages):
         if message.tool_calls and message.role != "assistant":
-            raise FieldError(f"messages[{index}].tool_calls", f"are an assistant's, not of role {message.role:.50}")
+            problem = f"calls of tools are an assistant's, and not of role {message.role:.50}"
+            raise FieldError(f"messages[{index}].tool_calls", problem)
         if message.role not in ROLES:
             raise FieldError(f"messages[{index}].role", f"must be one of {', '.join(ROLES)}, not {message.role!r:.50}")
         if len(message.name) > MAX_NAME_CHARACTERS:

@@ -84,6 +84,10 @@ def test_wrong_type_names_the_field(fields: dict[str, Any], field: str) -> None:
                 "must be one of text, image, thinking, redacted_thinking, tool_use, tool_result, not 'document'",
             ),
         ),
+        (
+            *(MessagesBody, {"max_tokens": 1, "thinking": {"type": "deep"}}, "thinking.type"),
+            "must be one of adaptive, disabled, enabled, not 'deep'",
+        ),
     ],
 )
 def test_a_value_that_is_none_of_those_which_are_possible(

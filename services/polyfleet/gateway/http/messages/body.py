@@ -40,7 +40,7 @@ class ToolChoiceBody(msgspec.Struct):
 class ThinkingBody(msgspec.Struct):
     """Whether to think; of how many tokens changes nothing here."""
 
-    type: str
+    type: Literal["enabled", "adaptive", "disabled"]
 
 
 class FormatBody(msgspec.Struct):
