@@ -28,6 +28,7 @@ from tests.support.fake_adapters import fake_adapters
 from tests.support.fake_registration import FakeRegistration
 from tests.support.fake_tokens import fake_adapted, fake_embedding, fake_token, fake_tokens
 
+from polyfleet.process.within import Within
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import inference_pb2 as inference
 from polyfleet.v1 import worker_pb2 as pb
@@ -178,17 +179,19 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
         self.sessions.append(session)
         session.events.put_nowait(self._event(session, []))
         reader = asyncio.create_task(self._read_commands(session, requests))
+        reader.add_done_callback(lambda _: session.events.put_nowait(None))
         try:
-            while not reader.done():
-                event = asyncio.create_task(session.events.get())
-                await asyncio.wait({event, reader}, timeout=REPORT_SECONDS, return_when="FIRST_COMPLETED")
-                if not event.done():
-                    event.cancel()
-                    yield pb.SessionEvent(status=self.status(), reported_starts=session.num_starts)
-                elif (news := event.result()) is not None:
-                    yield news
-                else:
+            while True:
+                try:
+                    with Within(REPORT_SECONDS):
+                        event = await session.events.get()
+                except asyncio.TimeoutError:
+                    event = pb.SessionEvent(status=self.status(), reported_starts=session.num_starts)
+                if reader.done():
+                    return
+                if event is None:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+                yield event
         finally:
             reader.cancel()
             self.sessions.remove(session)
@@ -241,8 +244,6 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
         for key in [key for key in self.sequences if key[0] is session]:
             self.cancelled.append(key[1])
             del self.sequences[key]
-
-    # The engine.
 
     async def _run(self) -> None:
         while True:

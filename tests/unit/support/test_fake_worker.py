@@ -1,6 +1,7 @@
 """The fake worker keeps the contract that it stands in for."""
 
 import asyncio
+import gc
 
 import grpc
 import pytest
@@ -72,3 +73,16 @@ async def test_draining_and_killed_are_unavailable() -> None:
         assert delta.error.code == grpc.StatusCode.UNAVAILABLE.value[0]
         await worker.kill()
         assert (await session.read_until_broken())[1] == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_session_leaves_no_task_behind_whoever_ends_it() -> None:
+    told = list[str]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+    for who in ("gateway", "worker"):
+        async with FakeWorker() as worker, SessionClient(worker.address) as session:
+            await session.event()
+            await (session.channel.close(None) if who == "gateway" else worker.kill())
+            while worker.sessions:
+                await asyncio.sleep(0.01)
+        gc.collect()
+        assert told == [], who
