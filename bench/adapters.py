@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -24,6 +25,8 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
 from bench.card.shapes import SHAPES, write_model
+from bench.command import parser_of
+from bench.report import Row, compare, publish
 
 from polyfleet.cli.stack.settings import bundled_model
 from polyfleet.engine import Engine
@@ -46,7 +49,7 @@ LINEARS = {
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, default=None, help="GGUF file or Hugging Face folder (default: SmolLM2)")
     parser.add_argument("--shape", choices=tuple(SHAPES), help="random weights in bfloat16 instead of a model's")
     parser.add_argument("--layers", type=int, default=0, help="of a shape; 0: as many as it has")
@@ -136,11 +139,15 @@ def measure(wanted: argparse.Namespace) -> None:
                 rates[adapted].append(rate)
     what = f"{wanted.adapters} adapters of rank {wanted.rank} on {wanted.targets}"
     print(f"{engine.facts.executor}, {wanted.sequences} sequences, {what}")
-    for clock, name in enumerate(("wall", "CPU")):
+    publish(rows(rates), wanted.json)
+
+
+def rows(rates: dict[bool, list[tuple[float, float]]]) -> Iterator[Row]:
+    """By each clock, with adapters (True) beside without; what each round says is printed."""
+    for clock, name in enumerate(("wall", "cpu")):
         none, some = ([each[clock] for each in rates[adapted]] for adapted in (False, True))
-        rounds = " ".join(f"{b / a:.3f}" for a, b in zip(none, some, strict=True))
-        ratio = median(some) / median(none)
-        print(f"{name} time: ratio {ratio:.3f} ({median(none):.0f} and {median(some):.0f} tokens/s); rounds {rounds}")
+        print(f"{name}: rounds", " ".join(f"{b / a:.3f}" for a, b in zip(none, some, strict=True)))
+        yield compare(f"adapters_{name}", median(some), "tokens/s", "none", median(none))
 
 
 if __name__ == "__main__":

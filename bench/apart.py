@@ -8,14 +8,13 @@ prefill and one of role decode, at the same rate of requests; rows are apart, wi
 through shared memory (5 GB/s); a block of 64 tokens holds the steps of the worker that takes it in up for 0.15 ms.
 """
 
-import argparse
 import random
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal, NamedTuple
 
+from bench.command import parser_of
 from bench.report import Row, compare, publish
 
 from polyfleet.placement.policy import Policy
@@ -117,10 +116,9 @@ def rows(requests: int, load: float) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.apart", description=__doc__, allow_abbrev=False)
+    parser = parser_of(__doc__)
     parser.add_argument("--requests", type=int, default=3000, help="of the trace (default: 3000)")
     parser.add_argument("--load", type=float, default=0.7, help="share of what both workers can do (default: 0.7)")
-    parser.add_argument("--json", type=Path, help="write the rows there")
     options = parser.parse_args(arguments)
     publish(rows(options.requests, options.load), options.json)
     return 0

@@ -13,13 +13,14 @@ import os
 import random
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
 from typing import Any
 
-import click
 import grpc
 import psutil
+from bench.command import parser_of, positive
+from bench.report import Row, compare, publish
 from tests.support.browser import CHROMIUM, FLAGS
 
 from polyfleet.process.listening import free_address
@@ -40,6 +41,13 @@ BOUNDS = {  # for 1,000 devices and 10 viewers
     "first_page_bytes": 300_000,
     "interactive_seconds": 1,
     "main_thread": 0.2,
+}
+UNITS = {
+    "bytes_a_second": "bytes/s a viewer",
+    "resident_mb": "MB",
+    "first_page_bytes": "bytes",
+    "interactive_seconds": "s",
+    "loaded_seconds": "s",
 }
 SETTLE_SECONDS = 3.0  # until what a start costs is behind it
 
@@ -172,23 +180,28 @@ async def measure(devices: int, viewers: int, seconds: float) -> dict[str, float
     return figures
 
 
-@click.command(help=__doc__)
-@click.option("--devices", type=click.IntRange(1, 100_000), default=1000, show_default=True)
-@click.option("--viewers", type=click.IntRange(0, 1000), default=10, show_default=True)
-@click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="Of each measurement.")
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures there, too.")
-def main(devices: int, viewers: int, seconds: float, path: Path | None) -> None:
-    """See the module's docstring."""
-    figures = asyncio.run(measure(devices, viewers, seconds))
+def rows(figures: dict[str, float]) -> Iterator[Row]:
+    """Each figure, beside its bound where it has one; those of CPU are shares of a core."""
     for name, value in figures.items():
         bound = BOUNDS.get(name)
-        click.echo(f"{name:22} {value:12.3f}" + (f"  of at most {bound:g}" if bound else ""))
-    if path:
-        path.write_text(json.dumps(figures), encoding="utf-8")
+        peer = "at most" if bound else ""
+        yield compare(f"console_{name}", value, UNITS.get(name, "of a core"), peer, bound, lower_is_better=True)
+
+
+def main() -> int:
+    """Measure and print; 1 where a bound is broken or can't be told."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--devices", type=positive, default=1000, help="(default: 1000)")
+    parser.add_argument("--viewers", type=positive, default=10, help="(default: 10)")
+    parser.add_argument("--seconds", type=positive, default=20, help="of each measurement (default: 20)")
+    given = parser.parse_args()
+    figures = asyncio.run(measure(given.devices, given.viewers, given.seconds))
+    publish(rows(figures), given.json)
     if missing := BOUNDS.keys() - figures.keys():
-        raise click.ClickException(f"Chromium is not installed: {', '.join(sorted(missing))} can't be told.")
-    sys.exit(any(figures[name] > bound for name, bound in BOUNDS.items()))
+        print(f"Chromium is not installed: {', '.join(sorted(missing))} can't be told.", file=sys.stderr)
+        return 1
+    return int(any(figures[name] > bound for name, bound in BOUNDS.items()))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,21 +1,25 @@
 """Strangers at a gateway's doors: how fast `/healthz` answers meanwhile, and how much the gateway grows.
 
-    python bench/doors.py 127.0.0.1:8000 127.0.0.1:50051 --pid PID --seconds 10
+    python -m bench.doors 127.0.0.1:8000 127.0.0.1:50051 --pid PID --seconds 10
 
 Each attack runs for so long, from a process of its own that has no key, while this one asks for `/healthz` up to a
-hundred times a second. Prints one line an attack; only for gateways of one's own.
+hundred times a second. Only for gateways of one's own.
 """
 
+import argparse
 import asyncio
 import contextlib
-import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
-import click
+from bench.command import parser_of, positive
+from bench.report import Row, publish
 
+from polyfleet.benchmark.work import percentile
+from polyfleet.process.listening import is_address
 from polyfleet.process.within import Within
+from polyfleet.wire.auth import split_host_port
 
 Address = tuple[str, int]
 Attack = Callable[[Address, Address], Awaitable[None]]
@@ -84,8 +88,10 @@ def resident(pid: int | None) -> float:
         return next(int(line.split()[1]) / 1000 for line in status if line.startswith("VmRSS"))
 
 
-async def measure(name: str, http: Address, attack: tuple[str, ...], seconds: float, pid: int | None) -> None:
-    """One attack (a command), one line."""
+async def measure(
+    name: str, http: Address, attack: tuple[str, ...], seconds: float, pid: int | None
+) -> AsyncIterator[Row]:
+    """One attack (a command)."""
     before = resident(pid)
     process = await asyncio.create_subprocess_exec(*attack)
     times, failed, end = [], 0, time.monotonic() + seconds
@@ -99,31 +105,49 @@ async def measure(name: str, http: Address, attack: tuple[str, ...], seconds: fl
     grown = resident(pid) - before
     process.kill()
     await process.wait()
-    p50, p99 = (1000 * statistics.quantiles(times, n=100)[at] for at in (49, 98))
-    print(
-        f"{name:28} p50 {p50:6.1f} ms  p99 {p99:6.1f} ms  of {len(times)}, failed {failed}, grown {grown:.0f} MB",
-        flush=True,
-    )
+    for share in (0.5, 0.99):
+        yield Row(f"{name}, p{100 * share:.0f}", 1000 * percentile(times, share) if times else None, "ms")
+    yield Row(f"{name}, failed", failed, f"of {len(times) + failed}")
+    if pid is not None:
+        yield Row(f"{name}, grown", grown, "MB")
 
 
-@click.command()
-@click.argument("http")
-@click.argument("grpc")
-@click.option("--pid", type=int, help="Of the gateway, to tell how much it grows.")
-@click.option("--attack", type=click.Choice(list(ATTACKS)), help="Run this one without end, and measure nothing.")
-@click.option("--seconds", default=10.0, show_default=True, help="For each attack.")
-def main(http: str, grpc: str, pid: int | None, attack: str | None, seconds: float) -> None:
-    """Attack the gateway at HTTP and GRPC (host:port each)."""
-    there = [(host, int(port)) for host, _, port in (each.rpartition(":") for each in (http, grpc))]
+def address_of(text: str) -> Address:
+    """Host and port."""
+    if not is_address(text, 1):
+        raise argparse.ArgumentTypeError(f"{text}: give host:port")
+    host, port = split_host_port(text)
+    return host, int(port)
 
-    async def run() -> None:
-        if attack is not None:
-            await ATTACKS[attack](there[0], there[1])
-        for name in ATTACKS:
-            command = (sys.executable, __file__, http, grpc, "--attack", name)
-            await measure(name, there[0], command, seconds, pid)
 
-    asyncio.run(run())
+async def attack(chosen: Attack, http: Address, grpc: Address) -> None:
+    """Without end."""
+    await chosen(http, grpc)
+
+
+async def all_rows(given: argparse.Namespace) -> list[Row]:
+    """One attack after the other."""
+    found = list[Row]()
+    for name in ATTACKS:
+        ports = (f"{host}:{port}" for host, port in (given.http, given.grpc))
+        command = (sys.executable, "-m", "bench.doors", *ports, "--attack", name)
+        found += [row async for row in measure(name, given.http, command, given.seconds, given.pid)]
+    return found
+
+
+def main() -> None:
+    """Attack and print."""
+    parser = parser_of(__doc__)
+    parser.add_argument("http", type=address_of, help="host:port of the gateway")
+    parser.add_argument("grpc", type=address_of, help="its gRPC port")
+    parser.add_argument("--pid", type=int, help="of the gateway, to tell how much it grows")
+    parser.add_argument("--attack", choices=tuple(ATTACKS), help="run this one without end, and measure nothing")
+    parser.add_argument("--seconds", type=positive, default=10, help="for each attack (default: 10)")
+    given = parser.parse_args()
+    if given.attack:
+        asyncio.run(attack(ATTACKS[given.attack], given.http, given.grpc))
+    else:
+        publish(asyncio.run(all_rows(given)), given.json)
 
 
 if __name__ == "__main__":

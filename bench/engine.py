@@ -26,6 +26,7 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
 from bench import overhead, structured
+from bench.command import parser_of
 from bench.contenders.process import PACKAGES, ContenderError, Running, describe, running, sweep, unavailable
 from bench.contenders.workload import CLOCKS, WORKLOADS, Setting, Workload
 from bench.report import Row, compare, publish
@@ -60,7 +61,7 @@ class Progress:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line. Exits with a message for what can't be run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, default=None, help="GGUF file or Hugging Face folder (default: SmolLM2)")
     parser.add_argument("--device", default="cpu", help="our device, and transformers' (default cpu)")
     parser.add_argument("--dtype", default="auto", help="our computing type (default auto)")
@@ -77,7 +78,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="rounds over all contenders (default 5)")
     parser.add_argument("--overhead", action="store_true", help="an executor that computes nothing instead of a model")
     parser.add_argument("--structured", action="store_true", help="ours alone: with a JSON schema beside free text")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     _add_card(parser)
     chosen = parser.parse_args(arguments)
     chosen.card = chosen.model is None and chosen.device != "cpu" and not (chosen.peers or chosen.structured)

@@ -7,13 +7,12 @@ of the capacity. Goodput counts requests that kept 2 s to the first token and 0.
 sustained where 95 % of them do.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from math import inf
-from pathlib import Path
 from typing import Any
 
+from bench.command import parser_of
 from bench.report import Row, compare, publish
 
 from polyfleet.cli.commands.simulate import policy_of
@@ -94,9 +93,8 @@ def hit_rows(requests: int) -> Iterator[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.fleet", description=__doc__, allow_abbrev=False)
+    parser = parser_of(__doc__)
     parser.add_argument("--requests", type=int, default=3000, help="of each trace (default: 3000)")
-    parser.add_argument("--json", type=Path, help="write the rows there")
     options = parser.parse_args(arguments)
     rows = [*goodput_rows(options.requests), *sustained_rows(options.requests), *hit_rows(options.requests)]
     rows += shed_rows(options.requests)

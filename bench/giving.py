@@ -6,14 +6,15 @@ A real Engine over an executor that computes nothing and waits instead; keys and
 go through shared memory to a second engine, whose steps take 10 ms. Beside it stands what the steps complete.
 """
 
-import argparse
 import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from bench.command import parser_of
 from bench.overhead import NoExecutor
+from bench.report import Row, compare, publish
 from numpy.typing import NDArray
 
 from polyfleet.engine.choosing.sizing import capacity_of
@@ -80,7 +81,7 @@ def serve(giver: Engine, over: threading.Event, given: list[int]) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--tokens", type=int, default=8192, help="of the prompt (default: 8192)")
     parser.add_argument("--step-ms", type=float, default=50.0, help="of the giving engine (default: 50)")
     given = parser.parse_args()
@@ -101,10 +102,15 @@ def main() -> None:
     status = taker.status()
     if not status.prefills_apart:
         raise SystemExit("the prompt did not come")
-    moved = status.fetched_tokens * TOKEN_BYTES
-    print(f"completed  {STEP_TOKENS / given.step_ms * 1000:9,.0f} tokens/s in steps of {given.step_ms:.0f} ms")
-    print(f"given      {max(steps):9,} tokens at most before a step, {max(steps) * TOKEN_BYTES // CHUNK_BYTES} chunks")
-    print(f"arrived    {status.fetched_tokens / seconds:9,.0f} tokens/s, {moved / CHUNK_BYTES / seconds:,.0f} chunks/s")
+    tokens = status.fetched_tokens / seconds
+    publish(
+        [
+            compare("giving_arrived", tokens, "tokens/s", "completed", STEP_TOKENS / given.step_ms * 1000),
+            Row("giving_arrived", tokens * TOKEN_BYTES / CHUNK_BYTES, "chunks/s"),
+            Row("giving_before_a_step", max(steps), "tokens at most"),
+        ],
+        given.json,
+    )
 
 
 if __name__ == "__main__":

@@ -5,19 +5,23 @@
 Each model is loaded in a process of its own. `stays` is what is resident behind it less what was before it: the
 executor's weights, and pages of the model's files that are still mapped, which count once. `peak` is the kernel's own
 mark of the most that was resident (VmHWM) less the same. Both have the caches of the smallest context that is served.
+The ratio is what stays over the peak: 1 / 1.15 = 0.87 at least.
 """
 
+import argparse
 import gc
 import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import torch
+from bench.command import parser_of, positive
+from bench.report import Row, compare, publish
 from safetensors.torch import save_file
 from tests.support.quantised_folders import WAYS
 from tests.support.tiny_models import TinyShape, random_tensors, write_folder, write_gguf
@@ -89,26 +93,32 @@ def measure(path: str, executor: str) -> dict[str, int]:
     return {"stays": stays, "peak": peak}
 
 
-@click.command(help=__doc__)
-@click.option("--layers", type=click.IntRange(1), default=40, show_default=True)
-@click.option("--only", multiple=True, type=click.Choice([*NAMES, *GGUF]), help="A format; all without it.")
-@click.option("--executor", multiple=True, type=click.Choice(EXECUTORS), default=EXECUTORS, show_default=True)
-@click.option("--load", "path", hidden=True)
-def main(layers: int, only: tuple[str, ...], executor: tuple[str, ...], path: str | None) -> None:
-    if path is not None:
-        click.echo(json.dumps(measure(path, executor[0])))
-        return
-    click.echo(f"{'weights':24}{'executor':12}{'file':>9}{'stays':>9}{'peak':>9}{'ratio':>7}   (at most {MOST})")
-    for name in only or (*NAMES, *GGUF):
+def rows(names: Sequence[str], executors: Sequence[str], layers: int) -> Iterator[Row]:
+    """Each format's file, and with each executor the peak beside what stays."""
+    for name in names:
         with tempfile.TemporaryDirectory() as folder:
             model = write(Path(folder) / "model", name, layers)
             size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
-            for each in executor:
+            yield Row(f"{name}, file", size / 1e6, "MB")
+            for each in executors:
                 command = [sys.executable, "-m", "bench.loading", "--load", str(model), "--executor", each]
                 found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-                stays, peak = found["stays"], found["peak"]
-                megabytes = "".join(f"{number / 1e6:9.0f}" for number in (size, stays, peak))
-                click.echo(f"{name:24}{each:12}{megabytes}{peak / stays:7.2f}")
+                peak, stays = found["peak"] / 1e6, found["stays"] / 1e6
+                yield compare(f"{name}, {each}", peak, "MB at most", "stays", stays, lower_is_better=True)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--layers", type=positive, default=40, help="(default: 40)")
+    parser.add_argument("--only", action="append", choices=(*NAMES, *GGUF), help="a format (default: all)")
+    parser.add_argument("--executor", action="append", choices=EXECUTORS, help="(default: all)")
+    parser.add_argument("--load", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.load:
+        print(json.dumps(measure(given.load, given.executor[0])))
+    else:
+        publish(rows(given.only or (*NAMES, *GGUF), given.executor or EXECUTORS, given.layers), given.json)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bench import engine
+from bench.command import parser_of
 from bench.contenders.mixture import FORMS, write_mixture
 from bench.contenders.process import ContenderError
 from bench.contenders.workload import WORKLOADS
@@ -29,14 +30,12 @@ MODELS = {"smollm2": WORKLOADS, "gemma3": DECODE_1, **{f"mixture_{form}": DECODE
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options of bench/engine.py, and which models. Exits with a message for what can't be run."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--models", default=",".join(MODELS), help="comma-separated (default: all)")
     chosen, rest = parser.parse_known_args(arguments)
     models = engine.names(parser, "--models", chosen.models, tuple(MODELS), tuple(MODELS))
     options = engine.parse(rest)
-    options.models = models
+    options.models, options.json = models, chosen.json
     return options
 
 

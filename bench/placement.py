@@ -8,16 +8,15 @@ second change in the scheduler's snapshots, and on the prompts that other gatewa
 of 100 workers.
 """
 
-import argparse
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from unittest import mock
 
+from bench.command import parser_of
 from bench.report import Row, compare, publish
 from tests.support.undialled import undialled
 
@@ -162,8 +161,7 @@ def rows() -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.placement", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--json", type=Path, help="write the rows there")
+    parser = parser_of(__doc__)
     options = parser.parse_args(arguments)
     publish(rows(), options.json)
     return 0

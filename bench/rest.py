@@ -10,10 +10,12 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import psutil
+from bench.command import parser_of, positive
+from bench.report import Row, publish
 from tests.support.ports import free_addresses
 from tests.support.serve_process import ServeProcess, command_line
 
@@ -58,11 +60,12 @@ def megabytes(process: psutil.Process) -> float:
         return 0.0
 
 
-@click.command(help=__doc__)
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--seconds", type=click.FloatRange(1), default=60.0, show_default=True, help="Of a round.")
-def main(rounds: int, seconds: float) -> None:
+def main() -> None:
     """Start a stack, let it rest, print a table."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--rounds", type=positive, default=3, help="(default: 3)")
+    parser.add_argument("--seconds", type=positive, default=60, help="of a round (default: 60)")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         port = free_addresses(1)[0].rpartition(":")[2]
         serve = ServeProcess(Path(folder), "--console-port", port).start()
@@ -70,13 +73,13 @@ def main(rounds: int, seconds: float) -> None:
             serve.wait_ready()
             time.sleep(SETTLE_SECONDS)
             shares = defaultdict[tuple[int, str], list[float]](list)
-            for _ in range(rounds):
-                for key, share in round_of(serve, seconds).items():
+            for _ in range(given.rounds):
+                for key, share in round_of(serve, given.seconds).items():
                     shares[key].append(share)
             memory = defaultdict[tuple[int, str], float](float)
             for process in serve.processes():
                 memory[what(process)] += megabytes(process)
-            report(shares, memory)
+            publish(rows(shares, memory), given.json)
         finally:
             serve.stop()
 
@@ -93,17 +96,16 @@ def round_of(serve: ServeProcess, seconds: float) -> dict[tuple[int, str], float
     return found
 
 
-def report(shares: dict[tuple[int, str], list[float]], memory: dict[tuple[int, str], float]) -> None:
+def rows(shares: dict[tuple[int, str], list[float]], memory: dict[tuple[int, str], float]) -> Iterator[Row]:
     """Medians by process and by owner."""
-    for owner, title in enumerate(
-        ("Polyfleet's processes", "Polyfleet's actors in processes of Ray", "Ray's processes")
-    ):
+    for owner, title in enumerate(("Polyfleet's processes", "Polyfleet's actors", "Ray's processes")):
         keys = sorted(key for key in shares if key[0] == owner)
         for key in keys:
-            click.echo(f"{key[1]:40} {statistics.median(shares[key]):6.2f} % of a core {memory[key]:6.0f} MB")
+            yield Row(key[1], statistics.median(shares[key]), "% of a core")
+            yield Row(key[1], memory[key], "MB")
         rounds = zip(*(shares[key] for key in keys), strict=True)
-        total = statistics.median(sum(each) for each in rounds)
-        click.echo(f"{title:40} {total:6.2f} % of a core {sum(memory[key] for key in keys):6.0f} MB\n")
+        yield Row(f"all {title}", statistics.median(sum(each) for each in rounds), "% of a core")
+        yield Row(f"all {title}", sum(memory[key] for key in keys), "MB")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
 import psutil
+from bench.command import parser_of, positive
 from bench.load.cpu import CpuClock
 from bench.load.targets import HttpTarget
 from bench.load.worker import WorkerTarget
@@ -39,7 +40,7 @@ DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line. Exits with a message for what can't be run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     where = parser.add_argument_group("what is measured")
     where.add_argument("--url", help=f"base URL of an OpenAI-compatible endpoint (default {DEFAULT_URL})")
     where.add_argument("--grpc", metavar="ADDRESS", help="a Polyfleet gateway's host:port, instead of --url")
@@ -55,17 +56,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     where.add_argument("--pid", action="append", default=[], metavar="NAME=PID", help="show CPU time of this process")
     where.add_argument("--allow-remote", action="store_true", help="allow targets beyond loopback")
     load = parser.add_argument_group("load")
-    load.add_argument("--concurrency", type=_positive, default=1, help="clients of the closed loop (default 1)")
+    load.add_argument("--concurrency", type=positive, default=1, help="clients of the closed loop (default 1)")
     load.add_argument("--rate", type=float, default=0.0, help="open loop: mean arrivals a second, as a Poisson process")
-    load.add_argument("--requests", type=_positive, default=32, help="requests for each target (default 32)")
+    load.add_argument("--requests", type=positive, default=32, help="requests for each target (default 32)")
     load.add_argument("--seconds", type=float, default=120.0, help="no request starts later (default 120 a target)")
     load.add_argument("--warmup", type=int, default=2, help="requests before measuring, for each target (default 2)")
-    load.add_argument("--rounds", type=_positive, default=4, help="turns between target and peer (default 4)")
+    load.add_argument("--rounds", type=positive, default=4, help="turns between target and peer (default 4)")
     load.add_argument("--prompt", choices=PROMPT_KINDS, default="text", help="kind of prompt (default text)")
-    load.add_argument("--prompt-tokens", type=_positive, default=128, help="about so long; exact for ids (default 128)")
-    load.add_argument("--max-tokens", type=_positive, default=64, help="tokens to generate (default 64)")
+    load.add_argument("--prompt-tokens", type=positive, default=128, help="about so long; exact for ids (default 128)")
+    load.add_argument("--max-tokens", type=positive, default=64, help="tokens to generate (default 64)")
     load.add_argument("--seed", type=int, default=0, help="of prompts and arrivals")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
     options = parser.parse_args(arguments)
     _check(parser, options)
     return options
@@ -145,13 +145,6 @@ async def _token_ids(target: Target, job: Job) -> tuple[int, ...]:
 
 def _first_line(path: Path | None) -> str:
     return path.read_text(encoding="utf-8").split("\n", 1)[0].strip() if path else ""
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {value}")
-    return value
 
 
 def main() -> int:

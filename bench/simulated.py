@@ -7,16 +7,15 @@ First a few requests let the workers learn their rates. Then the trace is replay
 rates. Rows have the simulator's figure, the real one as peer, and how they compare. Within 15 % is asked for.
 """
 
-import argparse
 import asyncio
 import random
 import statistics
 import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import NamedTuple
 
+from bench.command import parser_of
 from bench.report import Row, compare, publish
 from bench.soaking.stack import OwnStack
 
@@ -117,12 +116,11 @@ def rows(simulated: list[Served], real: list[Served]) -> list[Row]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Replay, simulate, print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.simulated", description=__doc__, allow_abbrev=False)
+    parser = parser_of(__doc__)
     parser.add_argument("--gateway", default="", metavar="HOST:PORT", help="of a stack that runs already")
     parser.add_argument("--fleet", default="", metavar="HOST:PORT", help="its scheduler")
     parser.add_argument("--requests", type=int, default=40, help="of the trace (default: 40)")
     parser.add_argument("--load", type=float, default=0.5, help="share of the workers' capacity (default: 0.5)")
-    parser.add_argument("--json", type=Path, help="write the rows there")
     options = parser.parse_args(arguments)
     trace = draw_trace(options.requests, 2, shared=False, prompt_tokens=PROMPT, output_tokens=OUTPUT)
     with ExitStack() as stack:

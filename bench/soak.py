@@ -22,6 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
+from bench.command import parser_of
 from bench.report import Row, publish
 from bench.soaking.attacks import ATTACKS
 from bench.soaking.cases import Answer, Case, first_difference, make_cases
@@ -35,7 +36,7 @@ LOOK_SECONDS = 10.0  # between two lines of progress
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line. Exits with a message for what can't be run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     stack = parser.add_argument_group("the stack; without --grpc and --http one is started")
     stack.add_argument("--workers", type=int, default=2, help="of the stack that is started (default 2)")
     stack.add_argument("--model", default="", help="GGUF file or folder that it serves (default: SmolLM2)")
@@ -51,7 +52,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     load.add_argument("--kill-seconds", type=float, default=40.0, help="between kills; 0: none (default 40)")
     load.add_argument("--attack", default="", metavar="NAMES", help=f"all, or some of {','.join(ATTACKS)}")
     load.add_argument("--seed", type=int, default=0, help="of cases, cancels and kills")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
     options = parser.parse_args(arguments)
     options.attacks = [*ATTACKS] if options.attack == "all" else [name for name in options.attack.split(",") if name]
     if unknown := [name for name in options.attacks if name not in ATTACKS]:

@@ -20,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
+from bench.command import parser_of
 from bench.engine import default_model
 from bench.report import Row, compare, publish
 from tokenizers import Tokenizer
@@ -39,7 +40,7 @@ Engines = dict[str, Engine]
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line. Exits with a message for what can't be run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, default=None, help="GGUF file or Hugging Face folder (default: SmolLM2)")
     parser.add_argument("--device", default="cpu", help="a device (default cpu)")
     parser.add_argument("--draft-model", default="", help="a small model that drafts (default: prompt lookup)")
@@ -47,7 +48,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--draft-tokens", type=int, default=0, help="drafts of a step at most (default: the usual)")
     parser.add_argument("--tokens", type=int, default=96, help="tokens of an answer (default 96)")
     parser.add_argument("--repeats", type=int, default=7, help="turns of each engine (default 7)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     chosen = parser.parse_args(arguments)
     words = chosen.sequences.split(",")
     chosen.sequences = [int(each) if each.strip().isdecimal() else 0 for each in words]

@@ -19,11 +19,13 @@ import asyncio
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import psutil
 from bench.card.shapes import SHAPES, write_model
+from bench.command import parser_of, positive
+from bench.report import Row, publish
 from tests.support.running_worker import REAL, RunningWorker
 
 from polyfleet.cli.stack.settings import bundled_model
@@ -71,25 +73,29 @@ async def one_round(model: Path, accelerator: str = "cpu") -> list[tuple[float, 
         return clock.parts
 
 
-@click.command(help=__doc__)
-@click.argument("model", type=click.Path(exists=True, path_type=Path), required=False)
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--accelerator", default="cpu", show_default=True, help="Whose device the worker takes.")
-@click.option("--shape", type=click.Choice(list(SHAPES)), help="Random weights in bfloat16 instead of a model's.")
-def main(model: Path | None, rounds: int, accelerator: str, shape: str | None) -> None:
+def rows(rounds: list[list[tuple[float, float]]]) -> Iterator[Row]:
+    """Medians of each part, and of all together, by the clock and by CPU seconds."""
+    for side, unit in enumerate(("s", "s CPU")):
+        for number, part in enumerate(PARTS):
+            yield Row(f"start_{part}", statistics.median(each[number][side] for each in rounds), unit)
+        yield Row("start_all", statistics.median(sum(part[side] for part in each) for each in rounds), unit)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = parser_of(__doc__)
+    parser.add_argument("model", nargs="?", type=Path, help="GGUF file or Hugging Face folder (default: SmolLM2)")
+    parser.add_argument("--rounds", type=positive, default=5, help="(default: 5)")
+    parser.add_argument("--accelerator", default="cpu", help="whose device the worker takes (default: cpu)")
+    parser.add_argument("--shape", choices=tuple(SHAPES), help="random weights in bfloat16 instead of a model's")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        if shape:
-            path = write_model(SHAPES[shape], Path(folder), open_machine(accelerator)[0].device)
+        if given.shape:
+            path = write_model(SHAPES[given.shape], Path(folder), open_machine(given.accelerator)[0].device)
         else:
-            path = model or bundled_model()
-        asyncio.run(one_round(path, accelerator))
-        found = [asyncio.run(one_round(path, accelerator)) for _ in range(rounds)]
-    click.echo(f"{'part':10}{'wall':>8}{'CPU':>8}   seconds, medians of {rounds} rounds")
-    for number, part in enumerate(PARTS):
-        wall, cpu = (statistics.median(each[number][side] for each in found) for side in (0, 1))
-        click.echo(f"{part:10}{wall:8.2f}{cpu:8.2f}")
-    wall, cpu = (statistics.median(sum(part[side] for part in each) for each in found) for side in (0, 1))
-    click.echo(f"{'all':10}{wall:8.2f}{cpu:8.2f}")
+            path = given.model or bundled_model()
+        asyncio.run(one_round(path, given.accelerator))
+        publish(rows([asyncio.run(one_round(path, given.accelerator)) for _ in range(given.rounds)]), given.json)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ same model. A figure is the median step of a run in which all sequences decode, 
 machine does only adds. Random weights keep to the schema as any do: what it does not allow is never drawn.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
+from bench.command import parser_of
 from bench.report import Row, compare, publish
 
 from polyfleet.engine.engine import Engine
@@ -83,14 +83,13 @@ def main() -> int:
     """Of a shape with random weights."""
     from bench.card.shapes import SHAPES, write_model
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--shape", choices=tuple(SHAPES), default="smollm2_135m")
     parser.add_argument("--layers", type=int, default=0, help="of the shape; 0: as many as it has")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--executor", default="auto")
     parser.add_argument("--tokens", type=Path, metavar="FILE", help="a tokenizer.json (default: the bundled model's)")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         shape = SHAPES[wanted.shape]

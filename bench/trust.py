@@ -9,7 +9,6 @@ and, since what else the machine does only adds, the tenth percentile; `first_to
 round of both differ by, in the median of all rounds.
 """
 
-import argparse
 import asyncio
 import os
 import statistics
@@ -24,6 +23,7 @@ from typing import Any
 
 import psutil
 import yaml
+from bench.command import parser_of
 from bench.report import Row, compare, publish
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fleet_certificates import Roots
@@ -146,10 +146,9 @@ async def measured(seconds: float, rounds: int) -> tuple[Fleet, Fleet]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.trust", description=__doc__, allow_abbrev=False)
+    parser = parser_of(__doc__)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each round (default: 3)")
     parser.add_argument("--rounds", type=int, default=6, help="of each fleet (default: 6)")
-    parser.add_argument("--json", type=Path, help="write the rows there")
     options = parser.parse_args(arguments)
     guarded, plain = asyncio.run(measured(options.seconds, options.rounds))
     publish(rows_of(guarded, plain), options.json)

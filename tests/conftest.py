@@ -5,6 +5,7 @@ its longest files, so that no process is left with one of them at the end.
 """
 
 import gc
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,10 @@ def unit_of_work(file: str) -> str:
 def file_of(node_id: str) -> str:
     """Path of a test's file."""
     return node_id.split("::", 1)[0]
+
+
+def pytest_configure() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests hang up what they start, which ignores that under nohup
 
 
 def pytest_collection() -> None:

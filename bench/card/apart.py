@@ -25,6 +25,7 @@ from typing import NamedTuple
 import grpc
 from bench.card.shapes import BLOCK_SIZE, SHAPES
 from bench.chaos.parts import Part
+from bench.command import parser_of
 from bench.report import Row, compare, publish
 
 from polyfleet.client import AsyncClient, PolyfleetError
@@ -214,9 +215,7 @@ def say(text: str) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line. Exits with a message for what can't be run."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.card.apart", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--devices", default="cuda:0,cuda:1", help="two, or one for all (default: cuda:0,cuda:1)")
     parser.add_argument("--shape", choices=tuple(SHAPES), default="llama3_8b", help="(default: llama3_8b)")
     parser.add_argument("--prompt", type=int, default=2048, help="tokens (default: 2048)")
@@ -228,7 +227,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=1, help="turns of each (default: 1)")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for all to start (default: 300)")
     parser.add_argument("--worker", action="append", default=[], metavar="FLAG", help="more of workers: --worker=--x=y")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     options = parser.parse_args(arguments)
     options.devices = options.devices.split(",")
     options.vocabulary = SHAPES[options.shape].vocabulary

@@ -25,6 +25,7 @@ from bench.card import online
 from bench.card.online import Load, Stamps, closed_loop
 from bench.card.peer import Peer
 from bench.card.shapes import BLOCK_SIZE, SHAPES
+from bench.command import parser_of
 from bench.load.worker import GREEDY
 from bench.report import Row, compare, publish
 from tests.support.running_worker import RunningWorker
@@ -155,9 +156,7 @@ def say(text: str) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.card.clients", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--accelerator", default="cuda", help="whose device the worker takes (default: cuda)")
     parser.add_argument("--shape", choices=tuple(SHAPES), default="llama3_8b", help="(default: llama3_8b)")
     parser.add_argument("--clients", type=int, default=64, help="(default: 64)")
@@ -167,7 +166,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--step-seconds", type=float, default=0.03, help="of the worker (default: 0.03)")
     parser.add_argument("--rounds", type=int, default=2, help="in turn, behind one that warms up (default: 2)")
     parser.add_argument("--vllm", default="", metavar="PYTHONPATH", help="where vLLM is installed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     options = parser.parse_args(arguments)
     options.context = -(-(options.prompt + options.output) // BLOCK_SIZE) * BLOCK_SIZE
     return options

@@ -7,16 +7,15 @@ Rows are microseconds for each block of 64 tokens, in turn: taken in from page-l
 memory that has to be copied first; given without waiting for it, beside waiting; and both ways' launches by cache.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
 from bench.card.shapes import BLOCK_SIZE, SHAPES
+from bench.command import parser_of
 from bench.report import Row, compare, publish
 
 from polyfleet.executors.block_copies import BlockCopies, streams_of
@@ -107,12 +106,9 @@ def rows(bench: Bench) -> Iterator[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.card.moving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--device", default="cuda:0", help="(default: cuda:0)")
     parser.add_argument("--shape", choices=tuple(SHAPES), default="llama3_8b", help="(default: llama3_8b)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     options = parser.parse_args(arguments)
     bench = Bench(torch.device(options.device), options.shape)
     bench.check()

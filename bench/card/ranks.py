@@ -22,6 +22,7 @@ import psutil
 import torch
 from bench.card.ours import GREEDY, random_prompts
 from bench.card.shapes import SHAPES, Shape, write_model
+from bench.command import parser_of
 from bench.report import Row, compare, publish
 from tests.support.running_worker import REAL, RunningWorker
 
@@ -171,14 +172,13 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line. Exits with a message for what can't be run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--device", default="cuda", help="cuda: the first two cards; cpu: two processes over gloo")
     parser.add_argument("--shape", default="llama3_8b", choices=SHAPES)
     sizes: tuple[int, ...] = (1, 32, 256)
     parser.add_argument("--sizes", default=sizes, type=lambda text: tuple(map(int, text.split(","))), help="decode's")
     parser.add_argument("--tokens", default=128, type=int, help="of each sequence")
     parser.add_argument("--rounds", default=3, type=int)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     options = parser.parse_args(arguments)
     if options.device != "cpu":
         found = torch.get_device_module(torch.device(options.device)).device_count()

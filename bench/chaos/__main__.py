@@ -29,6 +29,7 @@ from bench.chaos.faults import FAULTS, OWN_NETWORK
 from bench.chaos.fleet import ChaosFleet
 from bench.chaos.network import enter_network, network_problem
 from bench.chaos.runs import HANGS, KILLS, Disturb, disturbed, paused, rolling, say, storm, tally_rows
+from bench.command import parser_of
 from bench.report import Row, publish
 from bench.soaking.stack import OwnStack, StackError
 from bench.soaking.streams import StreamError, Tally
@@ -38,9 +39,7 @@ CROWDS = ("tenants", "cancels")
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line. Exits with a message for what can't be run."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("run", choices=("storm", "kills", "hangs", "rolling", "stack", *CROWDS))
     some = f"storm: some of {','.join(FAULTS)}; stack: of {','.join(stack.FAULTS)} (default: all)"
     parser.add_argument("--faults", default="", help=some)
@@ -55,7 +54,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--clients", type=int, help="streams at once (24; kills, hangs: 48; rolling: 96; stack: 6)")
     parser.add_argument("--tokens", type=int, default=200, help="of the longest stream, 20 ms apart (default 200)")
     parser.add_argument("--seed", type=int, default=random.randrange(2**31), help="of faults and prompts; printed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
     options = parser.parse_args(arguments)
     known = stack.FAULTS if options.run == "stack" else [*FAULTS]
     options.names = [*filter(None, options.faults.split(","))] or [*known]

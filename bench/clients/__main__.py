@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.clients.environments import HERE, LIBRARIES, NotInstalled, command, version
+from bench.command import parser_of
 
 from polyfleet.cli.stack.settings import MODEL_NAME
 
@@ -35,13 +36,12 @@ Found = dict[str, dict[str, str]]  # of each library, by feature what went wrong
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line. Exits with a message for what can't be run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--only", default=",".join(LIBRARIES), help="comma-separated names (default: all)")
     parser.add_argument("--into", type=Path, default=Path(tempfile.gettempdir()) / "polyfleet-clients")
     parser.add_argument("--url", default="", help="of a stack that runs (default: one of its own)")
     parser.add_argument("--model", default=MODEL_NAME, help="its model")
     parser.add_argument("--seeing", default=SEEING, help="its model that sees")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there")
     chosen = parser.parse_args(arguments)
     chosen.only = chosen.only.split(",")
     if unknown := [each for each in chosen.only if each not in LIBRARIES]:

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 import psutil
 import yaml
+from bench.command import parser_of
 from bench.gateway.far_end import TOKENS
 from bench.gateway.load import CLIENTS_PER_CONNECTION, KEY, GrpcStreams, HttpStreams, Load, drive
 from bench.report import Row, compare, publish
@@ -173,9 +174,7 @@ def rows(turns: dict[str, list[Turn]], firsts: dict[tuple[str, str], list[Turn]]
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line. Exits with a message for what can't be run."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.gateway", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--only", help=f"some of {','.join(CONTENDERS)} (default: all but {APART})", default=",".join(CONTENDERS[:-1])
     )
@@ -185,7 +184,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gap", type=float, default=0.01, help="seconds between two tokens (default 0.01)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a contender's turn (default 10)")
     parser.add_argument("--rounds", type=int, default=4, help="turns of each contender (default 4)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
     options = parser.parse_args(arguments)
     options.only = options.only.split(",")
     if unknown := set(options.only) - set(CONTENDERS):

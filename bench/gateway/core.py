@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.command import parser_of
 from bench.report import Row, publish
 from tests.support.gateway_rig import MODEL, GatewayRig, text_worker
 from tests.support.keyed_rig import KEY, keys_file
@@ -127,11 +128,12 @@ async def measure() -> list[Row]:
 
 def main() -> int:
     """Run and print."""
+    given = parser_of(__doc__).parse_args()
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         log = logging.StreamHandler(nowhere)
         log.setFormatter(JsonFormatter())
         logging.basicConfig(level=logging.INFO, handlers=[log])
-        publish(asyncio.run(measure()), None)
+        publish(asyncio.run(measure()), given.json)
     return 0
 
 

@@ -171,8 +171,6 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
         """sha256 in hex of the tokenizer document; empty without one."""
         return sha256(self.assets).hexdigest() if self.assets else ""
 
-    # The Worker service.
-
     async def Session(self, requests: AsyncIterator[pb.SessionCommand], context: Any) -> AsyncIterator[pb.SessionEvent]:
         """Relay this session's events until the gateway leaves or the session is dropped."""
         session = FakeSession()
@@ -191,7 +189,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
                     return
                 if event is None:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-                yield event
+                else:
+                    yield event
         finally:
             reader.cancel()
             self.sessions.remove(session)

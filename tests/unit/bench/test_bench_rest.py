@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import psutil
 import pytest
-from bench.rest import report, what
+from bench.rest import rows, what
 
 
 @pytest.mark.parametrize(
@@ -33,16 +33,16 @@ def test_a_process_is_known_by_its_command(command: Sequence[str], owner: int, n
         sleeping.wait()
 
 
-def test_totals_are_medians_of_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_totals_are_medians_of_rounds() -> None:
     shares = {(0, "worker"): [1.0, 5.0, 2.0], (0, "gateway"): [1.0, 1.0, 9.0], (1, "a"): [1.0], (2, "b"): [2.0]}
-    report(shares, dict.fromkeys(shares, 10.0))
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
-    assert [(line[0], line[-7], line[-2]) for line in lines] == [
-        ("gateway", "1.00", "10"),
-        ("worker", "2.00", "10"),
-        ("Polyfleet's", "6.00", "20"),
-        ("a", "1.00", "10"),
-        ("Polyfleet's", "1.00", "10"),
-        ("b", "2.00", "10"),
-        ("Ray's", "2.00", "10"),
+    found = [(row.name, row.value, row.unit) for row in rows(shares, dict.fromkeys(shares, 10.0))]
+    assert found[::2] == [
+        ("gateway", 1.0, "% of a core"),
+        ("worker", 2.0, "% of a core"),
+        ("all Polyfleet's processes", 6.0, "% of a core"),
+        ("a", 1.0, "% of a core"),
+        ("all Polyfleet's actors", 1.0, "% of a core"),
+        ("b", 2.0, "% of a core"),
+        ("all Ray's processes", 2.0, "% of a core"),
     ]
+    assert [each[1:] for each in found[1::2]] == [(number, "MB") for number in (10, 10, 20, 10, 10, 10, 10)]
