@@ -4,6 +4,7 @@ import os
 import re
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -109,11 +110,13 @@ def _write(path: Path, file: KeysFile) -> None:
         draft.replace(path)
     except OSError as error:
         raise KeysUnwritable(f"The keys file {path} can't be written: {error.strerror}.") from None
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def _check(draft: Path, path: Path) -> None:
     try:
         read_keys(draft)
     except ConfigError as error:
-        draft.unlink()
         raise ConfigError(str(error).replace(str(draft), str(path))) from None

@@ -1,5 +1,7 @@
 """The keys file: well-formed keys or one sentence, and the key that a caller presents."""
 
+import errno
+import os
 from hashlib import sha256
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 import yaml
 
 from polyfleet.process.config import ConfigError
+from polyfleet.process.key_changes import KeysUnwritable, create_key
 from polyfleet.process.keys import Key, KeysFile, Role, hash_of, read_keys
 
 KEYS = (Key("a", hash_of("one")), Key("b", hash_of("two"), Role.OPERATOR, "team"), Key("c", hash_of("\ud800")))
@@ -63,3 +66,15 @@ def test_a_key_is_found_by_its_secret_alone() -> None:
     for secret in ("", "One", "one ", "a", KEYS[0].hash):
         assert KeysFile(KEYS).find(secret) is None
     assert KeysFile(()).find("one") is None
+
+
+def test_a_key_that_can_not_be_written_leaves_all_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    create_key(path := tmp_path / "keys.yaml", "first")
+    before = path.read_bytes()
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(KeysUnwritable, match="can't be written: No space left on device"):
+        create_key(path, "second")
+    assert (path.read_bytes(), list(tmp_path.iterdir())) == (before, [path])
