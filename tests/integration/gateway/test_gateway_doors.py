@@ -27,6 +27,10 @@ from polyfleet.v1 import fleet_pb2, worker_pb2
 from polyfleet.v1 import inference_pb2 as pb
 
 REQUEST = pb.GenerateRequest(token_ids=[4, 5], max_tokens=2)
+SYMBOLS = (
+    *("polyfleet.v1.Inference", "polyfleet.v1.Inference.Generate", "polyfleet.v1.GenerateRequest"),
+    *("polyfleet.v1.GenerateRequest.model", "polyfleet.v1.FinishReason", "polyfleet.v1.FINISH_REASON_STOP"),
+)
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -204,9 +208,13 @@ async def test_reflection_describes_the_service(version: str) -> None:
         names = [service.name for service in (await call.read()).list_services_response.service]
         assert "polyfleet.v1.Inference" in names
         assert "grpc.health.v1.Health" in names
-        await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol="polyfleet.v1.Inference"))
-        files = (await call.read()).file_descriptor_response.file_descriptor_proto
-        assert any(b"GenerateRequest" in each for each in files)
+        for symbol in SYMBOLS:
+            await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol))
+            files = (await call.read()).file_descriptor_response.file_descriptor_proto
+            assert any(b"GenerateRequest" in each for each in files), symbol
+        for symbol in ("polyfleet.v1.Inference.Nothing", "polyfleet.v1", ""):
+            await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol))
+            assert (await call.read()).error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0], symbol
         await call.done_writing()
 
 

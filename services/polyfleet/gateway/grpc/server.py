@@ -5,9 +5,7 @@ import ssl
 from functools import partial
 from typing import Any
 
-import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from polyfleet.gateway.agents.relay import AgentRelay
 from polyfleet.gateway.agents.service import AGENTS, AgentsService, agent_objection
@@ -15,6 +13,7 @@ from polyfleet.gateway.auth import Authenticator
 from polyfleet.gateway.config import GatewayConfig, Limits
 from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.grpc.http2.server import Bounds, Http2Server
+from polyfleet.gateway.grpc.reflection import add_reflection
 from polyfleet.gateway.grpc.service import INFERENCE, InferenceService
 from polyfleet.gateway.parts import GatewayParts
 from polyfleet.gateway.ports.certificate import ServedCertificate
@@ -26,7 +25,6 @@ from polyfleet.process.servers import MAX_METADATA_BYTES, MAX_STREAMS
 from polyfleet.v1 import agents_pb2_grpc, inference_pb2_grpc
 from polyfleet.wire.auth import AUTHORIZATION, Metadata
 
-REFLECTION = "grpc.reflection.v1.ServerReflection"
 MAX_CONNECTION_AGE_SECONDS = 3600
 
 
@@ -89,7 +87,7 @@ class GrpcServer:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._serving: bool | None = None
-        _add_reflection(self._server)
+        add_reflection(self._server, (INFERENCE, health.SERVICE_NAME))
         self._leaving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -129,17 +127,3 @@ def _tls(certificate: ServedCertificate) -> ssl.SSLContext:
     context.set_alpn_protocols(["h2"])
     certificate.use_in(context)
     return context
-
-
-def _add_reflection(server: Any) -> None:
-    """Reflection under both of its names. The messages of v1 and v1alpha are the same on the wire."""
-    services = (reflection.SERVICE_NAME, REFLECTION)
-    names = (INFERENCE, health.SERVICE_NAME, *services)
-    servicer = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]
-    handler = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
-    )
-    methods = {"ServerReflectionInfo": handler}
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(name, methods) for name in services])
