@@ -5,6 +5,8 @@
 
 Rows are microseconds for each block of 64 tokens, in turn: taken in from page-locked memory, beside the same from
 memory that has to be copied first; given without waiting for it, beside waiting; and both ways' launches by cache.
+Then what taking one in costs an engine's thread, whose launches another thread makes, along a prompt of 4,096 tokens:
+by the clock and in CPU seconds, from page-locked memory and from any.
 """
 
 import sys
@@ -18,15 +20,21 @@ from bench.card.shapes import BLOCK_SIZE, SHAPES
 from bench.command import parser_of
 from bench.report import Row, compare, publish
 
-from polyfleet.executors.block_copies import BlockCopies, streams_of
+from polyfleet.engine.batching.holdings import Holdings
+from polyfleet.engine.executor import Capacity
+from polyfleet.engine.travel.exchange import Exchange
+from polyfleet.executors.block_access import BlockAccess
+from polyfleet.executors.block_copies import BlockCopies
 from polyfleet.executors.block_moves import block_moves
 from polyfleet.executors.host_memory import page_locked
+from polyfleet.executors.streams import streams_of
 from polyfleet.graph.kernel_graph import PerToken
 from polyfleet.kvcache.portable import Joined
 from polyfleet.kvcache.storage import KvStorage
 from polyfleet.kvcache.travelling import Chunk
 
 BLOCKS, ROUNDS, EACH = 256, 5, 40  # of the cache; rounds of each way in turn, of so many blocks
+PROMPT = 4096  # tokens
 
 
 class Bench:
@@ -77,6 +85,33 @@ class Bench:
                 assert all(np.array_equal(*both) for both in zip(given, chunk.caches, strict=True))
 
 
+class Blocks(BlockAccess):
+    """An executor as far as an Exchange needs one."""
+
+    def __init__(self, copies: BlockCopies) -> None:
+        self._copies, self._storage, self._device = copies, copies.storage, copies.device
+        self._asynchronous = copies.device.type != "cpu"
+
+
+def taken_in(bench: Bench, chunks: Sequence[Chunk]) -> tuple[float, float]:
+    """Medians of the engine's thread for each block of a prompt: seconds by the clock and of the CPU."""
+    holdings = Holdings(Capacity(BLOCKS, BLOCK_SIZE, 1, BLOCKS, BLOCK_SIZE), prefix_cache=True)
+    exchange, spent = Exchange(holdings, Blocks(bench.copies), "a model"), []  # type: ignore[arg-type]
+    hashes = exchange.chain(range(PROMPT), b"")
+    for at in range(0, PROMPT, BLOCK_SIZE):
+        began, used = time.perf_counter(), time.thread_time()
+        addition = exchange.begin_add(hashes, at, chunks[at // BLOCK_SIZE % len(chunks)].caches)
+        now, more = time.perf_counter(), time.thread_time()
+        while not addition.written.done():
+            time.sleep(1e-4)
+        ending, last = time.perf_counter(), time.thread_time()
+        assert exchange.end_add(addition) == at + BLOCK_SIZE
+        spent.append((now - began + time.perf_counter() - ending, more - used + time.thread_time() - last))
+    exchange.close()
+    bench.wait()
+    return median(each for each, _ in spent), median(each for _, each in spent)
+
+
 def new(size: int) -> memoryview:
     """Ordinary memory."""
     return np.empty(size, np.uint8).data
@@ -94,11 +129,19 @@ def rows(bench: Bench) -> Iterator[Row]:
         "give_waited": lambda turn: one.export([turn % BLOCKS], ()),
         "give_both": lambda turn: all_.export([turn % BLOCKS], ()),
     }
-    turns = [{name: bench.seconds(work) for name, work in ways.items()} for _ in range(ROUNDS)]
-    found = {name: 1e6 * median(each[name] for each in turns) for name in ways}
+    turns = []
+    for _ in range(ROUNDS):
+        turns.append({name: bench.seconds(work) for name, work in ways.items()})
+        turns[-1]["taken_in"], turns[-1]["taken_in_cpu"] = taken_in(bench, locked)
+        turns[-1]["taken_in_copied"], turns[-1]["taken_in_copied_cpu"] = taken_in(bench, plain)
+    found = {name: 1e6 * median(each[name] for each in turns) for name in turns[0]}
     for name, peers in (
         ("take", ("take_copied", "take_by_cache", "take_both")),
         ("give", ("give_waited", "give_both")),
+        ("taken_in", ("take",)),
+        ("taken_in_cpu", ("take",)),
+        ("taken_in_copied", ("take_copied",)),
+        ("taken_in_copied_cpu", ("take_copied",)),
     ):
         for peer in peers:
             yield compare(f"card_moving_{name}", found[name], "us", peer, found[peer], lower_is_better=True)

@@ -33,7 +33,7 @@ def test_one_launch_moves_what_the_storage_does(cache: PerToken, layers: int, si
     held = storage(cache, layers, size, dtype)
     moves = block_moves(held, {"triton"})
     assert isinstance(moves, BlockMover)
-    before = [each.clone() for each in held.caches]
+    before, size_of_one = [each.clone() for each in held.caches], held.read_flat(torch.tensor([0])).nbytes
     for numbers in ([4], [5, 0, 3], []):
         blocks = torch.tensor(numbers, dtype=torch.int64)
         flat = moves.read_flat(blocks)
@@ -41,6 +41,18 @@ def test_one_launch_moves_what_the_storage_does(cache: PerToken, layers: int, si
         moves.write_flat(blocks.flip(0), flat)
         expected = KvStorage(tuple(each.clone() for each in before))
         expected.write_flat(blocks.flip(0), flat)
+        for mine, theirs, old in zip(held.caches, expected.caches, before, strict=True):
+            assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
+            mine.copy_(old)
+        rows, same = (torch.zeros((len(blocks), size_of_one), dtype=torch.uint8) for _ in range(2))
+        moves.read_rows(blocks, rows)
+        held.read_rows(blocks, same)
+        assert torch.equal(rows, same)
+        for row, block in zip(rows, blocks, strict=True):
+            assert torch.equal(row, held.read_flat(block[None]).view(torch.uint8))
+        moves.write_rows(blocks.flip(0), rows)
+        expected = KvStorage(tuple(each.clone() for each in before))
+        expected.write_rows(blocks.flip(0), rows)
         for mine, theirs, old in zip(held.caches, expected.caches, before, strict=True):
             assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
             mine.copy_(old)

@@ -1,6 +1,7 @@
 """A device that copies blocks beside its steps, in any order that its streams leave open, and what it should hold."""
 
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from polyfleet.engine.executor import BlockImport
 from polyfleet.executors import block_copies
 from polyfleet.executors.block_copies import BlockCopies
 from polyfleet.executors.host_rows import HostRows
@@ -71,6 +73,8 @@ class Queue:
 class ManyStreams:
     """A device that does what it is asked as late, and in as odd an order, as its streams leave open."""
 
+    shared = True
+
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self.paused = False
@@ -122,6 +126,8 @@ class Machine:
         self.blocks, self.kept = [0.0] * BLOCKS, [0.0] * ROWS
         for row in range(ROWS):
             self.rows.write(row, [np.zeros(shape, np.float32) for shape in self.storage.shapes(1, 0)])
+        self.free = list(range(BLOCKS))  # blocks that no import has
+        self._imports: list[tuple[BlockImport, Sequence[int], float]] = []
         self.wrong: list[tuple[int, float, float]] = []
         self.serial = 0.0
 
@@ -150,6 +156,32 @@ class Machine:
         for block in blocks:
             self.blocks[block] = self.serial
         return memory
+
+    def load(self, rows: Sequence[int], blocks: Sequence[int]) -> None:
+        """Put back into blocks what rows hold."""
+        self.rows.load(rows, blocks)
+        for row, block in zip(rows, blocks, strict=True):
+            self.blocks[block] = self.kept[row]
+
+    def begin_take(self, blocks: Sequence[int]) -> None:
+        """Import into blocks, written by another thread, that are not `free` until `end_takes`."""
+        self.serial += 1
+        caches, _ = joined(self.storage.shapes(len(blocks), 0), self.serial)
+        importing = self.copies.begin_take(blocks, ())
+        self.free = [each for each in self.free if each not in blocks]
+        self._imports.append((importing, blocks, self.serial))
+        thread = threading.Thread(target=importing.write, args=(caches,))
+        thread.start()
+        thread.join()
+
+    def end_takes(self) -> None:
+        """Of all imports."""
+        for importing, blocks, number in self._imports:
+            importing.end()
+            self.free.extend(blocks)
+            for block in blocks:
+                self.blocks[block] = number
+        self._imports.clear()
 
     def settle(self, block: int) -> None:
         """Steps that write a block are over before it is copied."""

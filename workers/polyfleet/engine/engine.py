@@ -245,7 +245,7 @@ class Engine:
 
     def close(self) -> None:
         """Free the device's memory at once; the engine is of no use afterwards."""
-        for each in (self._grammars, self._draft_model, self._encoder, self._shelf, self.canary):
+        for each in (self._grammars, self._draft_model, self._encoder, self._shelf, self.canary, self._exchange):
             if each is not None:
                 each.close()
         self._executor.close()

@@ -1,6 +1,6 @@
 """The seam between Batcher and Executor: what an executor is asked, and what it gives back. No tensors, no devices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, unique
 from typing import TYPE_CHECKING, Any, Protocol
@@ -79,6 +79,25 @@ class StepOutput:
     outputs: tuple[NDArray[Any], ...] = ()  # the graph's [T, width], where the plan needs them
 
 
+class BlockImport:
+    """`import_blocks` in parts, for blocks that nobody else touches meanwhile: the steps' thread makes it, and ends it;
+    between that any thread writes, one such import after another, while steps go on."""
+
+    def __init__(self, write: Callable[[Sequence[NDArray[Any]]], Callable[[], None] | None]) -> None:
+        """`write` gives what it leaves to the steps' thread, if anything."""
+        self._write = write
+        self._rest: Callable[[], None] | None = None
+
+    def write(self, caches: Sequence[NDArray[Any]]) -> None:
+        """As `import_blocks`."""
+        self._rest = self._write(caches)
+
+    def end(self) -> None:
+        """Once that is over, however: steps from now on find what was written."""
+        if self._rest is not None:
+            self._rest()
+
+
 class Pending:
     """What an executor remembers of a step under way; nobody else looks inside."""
 
@@ -149,10 +168,13 @@ class Executor(Protocol):
 
     # One whose copies go beside its steps also has
     #     def begin_export(self, blocks: Sequence[int]) -> Callable[[], tuple[NDArray[Any], ...]]
+    #     def begin_import(self, blocks: Sequence[int]) -> BlockImport | None
     #     def host_buffers(self) -> Callable[[int], memoryview] | None
     # The first is `export_blocks` but for the waiting, which any thread may do by calling what it gives; what is
-    # written to the blocks later waits for the copy. The second is what makes host memory from which `import_blocks`
-    # copies without the host where arrays are Joined in it: of such it may be let go at once, but not written.
+    # written to the blocks later waits for the copy. The second is `import_blocks` beside steps; None where one thread
+    # alone may touch the device. All that can write blocks while it computes may have it. The third is what makes host
+    # memory from which `import_blocks` copies without the host where arrays are Joined in it: of such it may be let go
+    # at once, but not written.
 
     # One that can keep keys and values in 8 bits has `kv_dtypes`, the values of that option that it knows beside auto.
 

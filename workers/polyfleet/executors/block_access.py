@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from polyfleet.engine.executor import BlockImport
 from polyfleet.executors.block_copies import BlockCopies
 from polyfleet.executors.host_memory import page_locked
 from polyfleet.executors.host_rows import HostRows
@@ -37,6 +38,10 @@ class BlockAccess:
         """
         with memory_errors():
             self._copies.take(blocks, caches, local)
+
+    def begin_import(self, blocks: Sequence[int], local: Sequence[int] = ()) -> BlockImport | None:
+        """`import_blocks`, all but whose bookkeeping another thread does; None where it must not touch the device."""
+        return self._copies.begin_take(blocks, local) if self._copies.streams.shared else None
 
     def begin_export(self, blocks: Sequence[int], local: Sequence[int] = ()) -> Callable[[], tuple[NDArray[Any], ...]]:
         """What waits for it, on any thread, as `export_blocks` does; what is written to the blocks waits for it too."""

@@ -9,13 +9,21 @@ from polyfleet.kvcache.storage import KvStorage
 
 
 class BlockMoves(Protocol):
-    """The two of KvStorage; `local`: blocks of its second pool."""
+    """Those of KvStorage; `local`: blocks of its second pool."""
 
     def read_flat(self, blocks: Tensor, local: Tensor | None = None) -> Tensor:
         """See KvStorage."""
         ...
 
     def write_flat(self, blocks: Tensor, flat: Tensor, local: Tensor | None = None) -> None:
+        """See KvStorage."""
+        ...
+
+    def read_rows(self, blocks: Tensor, rows: Tensor) -> None:
+        """See KvStorage."""
+        ...
+
+    def write_rows(self, blocks: Tensor, rows: Tensor) -> None:
         """See KvStorage."""
         ...
 

@@ -293,7 +293,7 @@ class CapturedExecutor(EagerExecutor):
         graphs = graphs_of(self._device.type)
         graph = graphs.new_graph()
         graphs.module.synchronize(self._device)
-        with graphs.capture(graph, share=self._last_graph):
+        with self._copies.alone, graphs.capture(graph, share=self._last_graph):
             work()
         self._last_graph = graph
         replay: Work = graph.replay

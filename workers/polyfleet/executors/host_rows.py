@@ -1,20 +1,20 @@
 """Page-locked room for blocks in host memory: what a device evicts is copied there, and back, while steps go on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyfleet.executors.block_copies import COPY_SECONDS, BlockCopies, Mark, Stream, wait_for
+from polyfleet.executors.block_copies import COPY_SECONDS, BlockCopies
+from polyfleet.executors.streams import Mark, Stream, wait_for
 from polyfleet.kernels.cached import arriving, leaving
 from polyfleet.kernels.step import upload
+from polyfleet.kvcache.portable import Joined
 
 PIECE_BYTES = 64 << 20  # of blocks that lie together on their way, or one block where that is larger
 SLAB_BYTES = 256 << 20  # of host memory in one piece: torch rounds each up to a power of two
@@ -22,30 +22,24 @@ WAYS = 2  # streams each way: one copies over the bus while the other one gather
 STAGE_BYTES = 2 * WAYS * PIECE_BYTES  # that all this takes on the device
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
+class _Way(NamedTuple):
     """A stream, and the device's memory by which blocks come and go on it."""
 
     stream: Stream
     stage: Tensor  # [blocks, bytes]
-    parts: tuple[Tensor, ...]  # the same as each cache's blocks, [blocks, sides, heads, block_size, width]
 
 
 class HostRows:
-    """A row for each block: cache after cache, as the device holds it. See kvcache.tiers.HostMemory."""
+    """A row for each block: cache after cache, as `KvStorage.read_rows` has it. See kvcache.tiers.HostMemory."""
 
     def __init__(self, copies: BlockCopies, count: int, *, pinned: bool = True) -> None:
         """Of a storage with one pool of blocks. Takes all its memory at once, for page-locking holds steps up.
 
         `pinned` is not so in tests, on machines without a device.
         """
-        caches = copies.storage.caches
-        self._copies = copies
-        self._shapes = [(each.shape[0], *each.shape[2:]) for each in caches]
-        sizes = [prod(shape) * each.itemsize for shape, each in zip(self._shapes, caches, strict=True)]
-        self._bounds = list(pairwise(accumulate(sizes, initial=0)))
-        self._caches = [each.transpose(0, 1) for each in caches]  # by block
-        row_bytes = sum(sizes)
+        self._copies, self._moves = copies, copies.moves
+        self._block_shapes, self._like = copies.storage.shapes(1, 0), copies.storage.caches[0].new_empty(0)
+        row_bytes = sum(map(prod, self._block_shapes)) * self._like.itemsize
         self._per_slab = per_slab = max(1, SLAB_BYTES // row_bytes)
         lengths = (min(per_slab, count - first) for first in range(0, count, per_slab))
         self._slabs = [torch.empty((length, row_bytes), dtype=torch.uint8, pin_memory=pinned) for length in lengths]
@@ -78,7 +72,7 @@ class HostRows:
 
     def close(self) -> None:
         """Give all memory back; copies under way still have theirs."""
-        self._caches, self._slabs, self._out, self._into = [], [], [], []
+        del self._copies, self._moves, self._slabs, self._out, self._into
 
     def there(self, row: int) -> bool:
         """Whether no copy of a row is under way."""
@@ -87,26 +81,17 @@ class HostRows:
 
     def read(self, row: int) -> tuple[NDArray[Any], ...]:
         """What a row holds as `Executor.export_blocks` gives it; waits for it."""
-        held = (each.transpose(1, 2).contiguous() for each in self._held(row))
-        return tuple(leaving(each, self._copies.dtype).numpy() for each in held)
+        held = leaving(self._held(row).view(self._like.dtype).clone(), self._copies.dtype).numpy()
+        return Joined.of(held.data.cast("B"), self._block_shapes, held.dtype)
 
     def write(self, row: int, caches: Sequence[NDArray[Any]]) -> None:
         """Have a row hold what `read` gave; waits for copies of it."""
-        for held, cache, numbers in zip(self._held(row), self._caches, caches, strict=True):
-            given = torch.from_numpy(np.array(numbers))
-            held.copy_(arriving(given, cache, self._copies.dtype).transpose(1, 2))
+        given = torch.from_numpy(np.concatenate([each.reshape(-1) for each in caches]).view(np.uint8))
+        self._held(row).copy_(arriving(given, self._like, self._copies.dtype).view(torch.uint8))
 
     def _way(self, row_bytes: int) -> _Way:
         stage = torch.empty((self._most, row_bytes), dtype=torch.uint8, device=self._copies.device)
-        return _Way(self._copies.streams.new(), stage, tuple(self._parts(stage)))
-
-    def _parts(self, rows: Tensor) -> list[Tensor]:
-        """Rows [n, bytes] as blocks of each cache."""
-        dtypes = (each.dtype for each in self._caches)
-        return [
-            rows[:, start:end].view(dtype).view(len(rows), *shape)
-            for (start, end), dtype, shape in zip(self._bounds, dtypes, self._shapes, strict=True)
-        ]
+        return _Way(self._copies.streams.new(), stage)
 
     def _pieces(self, ways: list[_Way], count: int) -> list[tuple[_Way, slice]]:
         firsts = range(0, count, self._most)
@@ -116,12 +101,12 @@ class HostRows:
         found: Tensor = self._slabs[row // self._per_slab][row % self._per_slab]
         return found
 
-    def _held(self, row: int) -> list[Tensor]:
-        """A row that nobody else touches, as a block of each cache."""
+    def _held(self, row: int) -> Tensor:
+        """The bytes of a row that nobody else touches."""
         if (mark := self._marks[row]) is not None:
             wait_for(mark, COPY_SECONDS, "a copy of blocks")
             self._marks[row] = None
-        return [each[0] for each in self._parts(self._row(row)[None])]
+        return self._row(row)
 
     def _behind(self, stream: Stream, rows: Sequence[int]) -> None:
         found = {id(mark): mark for row in rows if (mark := self._marks[row]) is not None}
@@ -134,9 +119,7 @@ class HostRows:
             self._marks[row] = mark
 
     def _gather(self, way: _Way, blocks: Sequence[int]) -> None:
-        numbers = self._uploaded(blocks)
-        for cache, part in zip(self._caches, way.parts, strict=True):
-            torch.index_select(cache, 0, numbers, out=part[: len(blocks)])
+        self._moves.read_rows(self._uploaded(blocks), way.stage[: len(blocks)])
 
     def _leave(self, way: _Way, rows: Sequence[int]) -> None:
         for place, row in enumerate(rows):
@@ -147,9 +130,7 @@ class HostRows:
             way.stage[place].copy_(self._row(row), non_blocking=True)
 
     def _place(self, way: _Way, blocks: Sequence[int]) -> None:
-        numbers = self._uploaded(blocks)
-        for cache, part in zip(self._caches, way.parts, strict=True):
-            cache.index_copy_(0, numbers, part[: len(blocks)])
+        self._moves.write_rows(self._uploaded(blocks), way.stage[: len(blocks)])
 
     def _uploaded(self, blocks: Sequence[int]) -> Tensor:
         return upload(np.array(blocks, dtype=np.int64), self._copies.device)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyfleet.backends.cpu import usable_cores
 from polyfleet.engine.choosing.executors import Workload
-from polyfleet.engine.executor import Capacity, Fault, Footprint, Pending, StepOutput, StepTooLarge
+from polyfleet.engine.executor import BlockImport, Capacity, Fault, Footprint, Pending, StepOutput, StepTooLarge
 from polyfleet.engine.pooling import pool
 from polyfleet.engine.step.plan import Need, StepPlan
 from polyfleet.executors.step_fields import ADAPTERS, StepFields
@@ -208,6 +208,10 @@ class PersistentExecutor:
         if [each.shape for each in caches] != shapes:
             raise ValueError(f"{len(shapes)} caches of {shapes} are wanted, not {[each.shape for each in caches]}")
         write_blocks(self._model, self._of_pools(blocks, local), caches)
+
+    def begin_import(self, blocks: Sequence[int], local: Sequence[int] = ()) -> BlockImport:
+        """`import_blocks` on any thread: a step reads and writes its own blocks alone."""
+        return BlockImport(lambda caches: self.import_blocks(blocks, caches, local))
 
     def _of_pools(self, blocks: Sequence[int], local: Sequence[int]) -> list[Sequence[int]]:
         """Of each cache the blocks of the pool that it is in."""

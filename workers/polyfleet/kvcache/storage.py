@@ -110,6 +110,23 @@ class KvStorage:
             parts = content.view(sides, len(numbers), block_size, heads, width)
             cache.transpose(2, 3).index_copy_(1, numbers, parts)
 
+    def read_rows(self, blocks: Tensor, rows: Tensor) -> None:
+        """Into rows [n, bytes] what `read_flat` gives of each of these blocks [n] alone; there is no second pool."""
+        for cache, part in zip(self.caches, self._parts_of_rows(rows), strict=True):
+            torch.index_select(cache.transpose(0, 1), 0, blocks, out=part.transpose(2, 3))
+
+    def write_rows(self, blocks: Tensor, rows: Tensor) -> None:
+        """Put back what `read_rows` gave."""
+        for cache, part in zip(self.caches, self._parts_of_rows(rows), strict=True):
+            cache.transpose(0, 1).index_copy_(0, blocks, part.transpose(2, 3))
+
+    def _parts_of_rows(self, rows: Tensor) -> list[Tensor]:
+        """Of each cache [n, sides, block_size, heads, width]."""
+        shapes = [(sides, size, heads, width) for sides, _, heads, size, width in (each.shape for each in self.caches)]
+        flat = rows.view(self.caches[0].dtype)
+        parts = torch.split_with_sizes(flat, [prod(each) for each in shapes], dim=1)
+        return [part.view(len(rows), *shape) for part, shape in zip(parts, shapes, strict=True)]
+
 
 def parts_of(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """What lies one behind the other."""

@@ -55,6 +55,7 @@ class Holdings:
         self.prefix_cache = prefix_cache
         self.before_write: Callable[[], None] = lambda: None  # called before anything is written to blocks
         self.before_start: Callable[[Sequence], None] = lambda sequence: None  # before its blocks are looked for
+        self.arriving: dict[object, list[list[int]]] = {}  # of each lane blocks that nobody's sequence holds, by whose
         self._generations = [0] * capacity.max_sequences
         self._free_slots = list(range(capacity.max_sequences - 1, -1, -1))
         self._left: dict[Place, tuple[int, list[list[int]]]] = {}  # the last step under way, and blocks kept until then
@@ -168,7 +169,13 @@ class Holdings:
     def check(self, running: list[Sequence]) -> None:
         """Raise AssertionError unless slots, blocks, pools and indexes agree."""
         for number, lane in enumerate(self.lanes):
-            lane.check(running, (blocks[number] for _, blocks in self._left.values()))
+            lane.check(
+                running,
+                (
+                    *(each[number] for _, each in self._left.values()),
+                    *(each[number] for each in self.arriving.values()),
+                ),
+            )
         held = [each.slot for each in running] + [slot for slot, _ in self._left] + self._free_slots
         assert sorted(held) == list(range(len(self._generations))), "a slot is lost or held twice"
 

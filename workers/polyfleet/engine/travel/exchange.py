@@ -1,14 +1,28 @@
 """Exchange: gives cached beginnings of prompts to other engines, and takes theirs; see docs/kv-layout.md."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
 
 from polyfleet.engine.batching.holdings import Holdings
-from polyfleet.engine.executor import Executor
+from polyfleet.engine.executor import BlockImport, Executor
 from polyfleet.kvcache.portable import BLOCK_TOKENS, Array, Buffer, KvLayout, KvPrefix, pack, unpack
 from polyfleet.wire.hashing import ROOT_HASH, chain_hashes, prefix_root
+
+
+@dataclass(eq=False, slots=True)
+class Addition:
+    """What is being written to blocks that follow on a chain's cached ones: `hashes` with them; blocks of each lane."""
+
+    hashes: list[bytes]
+    held: list[list[int]]  # those that were cached when it began
+    first: int  # the number in the chain of the blocks that are written
+    blocks: list[list[int]]
+    importing: BlockImport
+    written: "Future[None]"
 
 
 class Exchange:
@@ -23,6 +37,7 @@ class Exchange:
         self.executor = executor
         self._fingerprint = fingerprint
         self._layout: KvLayout | None = None
+        self._writer = ThreadPoolExecutor(1, "kv import")  # begins with the first that may be written beside steps
 
     def export_prefix(self, token_ids: Sequence[int], salt: bytes = b"") -> bytes:
         """The document of the longest cached beginning, perhaps of no token at all."""
@@ -88,18 +103,82 @@ class Exchange:
 
         Returns how many tokens of the chain are cached then; no more than before where some before these are not.
         """
-        block_size = self._holdings.block_size
-        if caches:
-            hashes = hashes[: (start + caches[0].shape[1]) // block_size]
+        hashes = self._within(hashes, start, caches)
 
         def write(blocks: list[list[int]], first: int) -> None:
-            begin, tokens = first * block_size - start, len(blocks[0]) * block_size
-            contents = caches  # as they lie, where all are written
-            if any(each.shape[1] != tokens for each in caches):
-                contents = [np.ascontiguousarray(each[:, begin : begin + tokens]) for each in caches]
-            self.executor.import_blocks(blocks[0], contents, *blocks[1:])
+            part = self._part(caches, first - start // self._holdings.block_size, len(blocks[0]))
+            self.executor.import_blocks(blocks[0], part, *blocks[1:])
 
         return self.fill(hashes, start, write)
+
+    def begin_add(self, hashes: list[bytes], start: int, caches: Sequence[Array]) -> Addition:
+        """`add` but for the writing, which goes on beside steps where the executor has that; `caches` stay until then.
+
+        What stands before may be on its way so. `end_add` all of a chain in the order in which they began.
+        """
+        hashes = self._within(hashes, start, caches)
+        held = self._holdings.known(hashes)
+        self._share(held)
+        first = max(len(held[0]), start // self._holdings.block_size)
+        blocks = self._allocated(len(hashes) - first)
+        try:
+            importing, run = self._import_of(blocks)
+        except Exception:
+            self._release([each + more for each, more in zip(held, blocks, strict=True)])
+            raise
+        written = run(importing.write, self._part(caches, first - start // self._holdings.block_size, len(blocks[0])))
+        addition = Addition(hashes, held, first, blocks, importing, written)
+        self._holdings.arriving[addition] = [each + more for each, more in zip(held, blocks, strict=True)]
+        return addition
+
+    def _import_of(self, blocks: list[list[int]]) -> tuple[BlockImport, Callable[..., "Future[None]"]]:
+        """How blocks are written, and what runs that."""
+        if not blocks[0]:
+            return BlockImport(lambda caches: None), _at_once
+        self._holdings.before_write()
+        for lane, each in zip(self._holdings.lanes, blocks, strict=True):
+            lane.written(each)  # so that no step clears them meanwhile
+        begin = getattr(self.executor, "begin_import", None)
+        if begin is not None and (found := begin(*blocks)) is not None:
+            return found, self._writer.submit
+        return BlockImport(lambda caches: self.executor.import_blocks(blocks[0], caches, *blocks[1:])), _at_once
+
+    def end_add(self, addition: Addition) -> int:
+        """Cache what was written, which this waits for; returns as `add` does. Raises what writing raised."""
+        error = addition.written.exception()
+        first, hashes, blocks = addition.first, addition.hashes, addition.blocks
+        count = len(addition.held[0])
+        between = self._holdings.known(hashes[count:first])
+        self._share(between)  # what has been added meanwhile
+        held = [each + more for each, more in zip(addition.held, between, strict=True)]
+        try:
+            if error is None and len(held[0]) == first:
+                self._publish(hashes, first, blocks)
+                return (first + len(blocks[0])) * self._holdings.block_size
+        finally:
+            self._leave(addition, between, doubtful=error is not None)
+        if error is not None:
+            raise error
+        return len(held[0]) * self._holdings.block_size
+
+    def drop(self, addition: Addition) -> None:
+        """It is not wanted any more: waits until nothing is written to its blocks."""
+        addition.written.cancel()
+        wait([addition.written])
+        self._leave(addition, [[] for _ in addition.blocks], doubtful=True)
+
+    def _leave(self, addition: Addition, between: list[list[int]], *, doubtful: bool) -> None:
+        """Give back what an addition has held, all of it in the chain's order."""
+        del self._holdings.arriving[addition]
+        addition.importing.end()
+        if doubtful:
+            self._clear(addition.blocks)
+        parts = zip(addition.held, between, addition.blocks, strict=True)
+        self._release([held + more + blocks for held, more, blocks in parts])
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        self._writer.shutdown(cancel_futures=True)
 
     def fill(self, hashes: list[bytes], start: int, write: Callable[[list[list[int]], int], None]) -> int:
         """As `add`, of what `write` puts into blocks: of each lane those of the chain from a number on."""
@@ -115,25 +194,49 @@ class Exchange:
 
     def _taken(self, hashes: list[bytes], first: int, write: Callable[[list[list[int]], int], None]) -> list[list[int]]:
         """Of each lane the blocks `first` … of a chain, written and published; the caller holds them."""
-        lanes = self._holdings.lanes
-        count = min(len(hashes) - first, *(lane.pool.num_free for lane in lanes))
-        blocks = [lane.pool.allocate(count) or [] for lane in lanes]
-        if not count:
+        blocks = self._allocated(len(hashes) - first)
+        if not blocks[0]:
             return blocks
         try:
             self._holdings.before_write()
             write(blocks, first)
         except Exception:
-            for lane, each in zip(lanes, blocks, strict=True):
-                lane.clear(each)  # whatever was written
+            self._clear(blocks)  # whatever was written
             self._release(blocks)
             raise
-        for lane, each in zip(lanes, blocks, strict=True):
+        for lane, each in zip(self._holdings.lanes, blocks, strict=True):
             lane.written(each)
-            for at, index in enumerate(range(first, first + count)):
+        self._publish(hashes, first, blocks)
+        return blocks
+
+    def _allocated(self, count: int) -> list[list[int]]:
+        """So many blocks of each lane, or as many as all have."""
+        lanes = self._holdings.lanes
+        count = min(count, *(lane.pool.num_free for lane in lanes))
+        return [lane.pool.allocate(count) or [] for lane in lanes]
+
+    def _publish(self, hashes: list[bytes], first: int, blocks: list[list[int]]) -> None:
+        """Of each lane blocks that are written, `first` … of a chain, of which the caller holds all before."""
+        for lane, each in zip(self._holdings.lanes, blocks, strict=True):
+            for at, index in enumerate(range(first, first + len(each))):
                 parent = hashes[index - 1] if index else ROOT_HASH
                 each[at] = lane.prefixes.publish(hashes[index], parent, each[at])
-        return blocks
+
+    def _clear(self, blocks: list[list[int]]) -> None:
+        for lane, each in zip(self._holdings.lanes, blocks, strict=True):
+            lane.clear(each)
+
+    def _within(self, hashes: list[bytes], start: int, caches: Sequence[Array]) -> list[bytes]:
+        """Of a chain what `caches` reach to, which begin at position `start`."""
+        return hashes[: (start + caches[0].shape[1]) // self._holdings.block_size] if caches else hashes
+
+    def _part(self, caches: Sequence[Array], first: int, count: int) -> Sequence[Array]:
+        """Of what lies in `caches` so many blocks, from a number on; as it lies, where that is all."""
+        block_size = self._holdings.block_size
+        begin, tokens = first * block_size, count * block_size
+        if all(each.shape[1] == tokens for each in caches):
+            return caches
+        return [np.ascontiguousarray(each[:, begin : begin + tokens]) for each in caches]
 
     def _share(self, blocks: list[list[int]]) -> None:
         for lane, each in zip(self._holdings.lanes, blocks, strict=True):
@@ -147,3 +250,14 @@ class Exchange:
     def chain(self, token_ids: Sequence[int], salt: bytes) -> list[bytes]:
         """The hashes that name a prompt's beginnings here."""
         return list(chain_hashes(token_ids, self._holdings.block_size, prefix_root(self._fingerprint, salt)))
+
+
+def _at_once(work: Callable[..., None], *given: object) -> "Future[None]":
+    """Done by the thread that asks for it."""
+    done = Future[None]()
+    try:
+        work(*given)
+        done.set_result(None)
+    except Exception as error:
+        done.set_exception(error)
+    return done

@@ -6,6 +6,7 @@ same where the other worker is to compute it: then whoever placed the sequence h
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import lcm
@@ -13,7 +14,7 @@ from statistics import median
 
 from polyfleet.engine.executor import DeviceTimeout
 from polyfleet.engine.step.sequence import Sequence, SequenceState
-from polyfleet.engine.travel.exchange import Exchange
+from polyfleet.engine.travel.exchange import Addition, Exchange
 from polyfleet.engine.travel.giving import Giving
 from polyfleet.engine.travel.pace import Pace, mean
 from polyfleet.kvcache.portable import BLOCK_TOKENS
@@ -51,7 +52,9 @@ class _Arrival:
     wanted: int  # tokens
     tally: _Tally
     tokens: int = 0  # that were taken in
-    adding: list[float] = field(default_factory=list)  # seconds a token that this took, of each chunk
+    broken: bool = False  # no more can be
+    additions: deque[tuple[Addition, Chunk, int, float]] = field(default_factory=deque)  # under way: see _begin
+    costs: list[float] = field(default_factory=list)  # of this thread, seconds a token that each chunk took
 
 
 class Travel:
@@ -153,43 +156,59 @@ class Travel:
 
     def _take(self, arrival: _Arrival, until: float) -> bool:
         """What has come of one, until then; False when it is over, and its sequence may start."""
-        while arrival.fetch.waiting and self._clock() < until:
-            if not self._take_one(arrival):
-                return False
-        return self._take_one(arrival)
-
-    def _take_one(self, arrival: _Arrival) -> bool:
-        """The next chunk of one, if it has come; False when it is over, and its sequence may start."""
-        fetch, sequence = arrival.fetch, arrival.sequence
-        wanted = sequence.state is SequenceState.WAITING
-        over = fetch.over  # before the last chunk is looked for
-        found = fetch.take() if wanted else None
-        if found is not None:
-            chunk, number = found
-            began = self._clock()
-            cached = self._add(arrival.hashes, chunk)
-            arrival.adding.append((self._clock() - began) / chunk.tokens)
-            fetch.release(number)
-            if cached >= chunk.first + chunk.tokens:
-                arrival.tokens += chunk.tokens
+        wanted = arrival.sequence.state is SequenceState.WAITING
+        over = arrival.fetch.over  # before the last chunk is looked for
+        if wanted and self._cached(arrival):
+            while self._begin(arrival) and self._clock() < until:
+                pass
+            if self._cached(arrival) and (arrival.additions or arrival.fetch.waiting or not over):
                 return True
-            over = True  # no room, or what stands before it was evicted
-        elif wanted and not over:
-            return True
         self._end(arrival, wanted)
         return False
 
-    def _add(self, hashes: list[bytes], chunk: Chunk) -> int:
-        """Tokens of the chain that are cached now. An executor that can't write is no reason to end all that runs."""
+    def _begin(self, arrival: _Arrival) -> bool:
+        """Begin to take in the next chunk of one; False: none has come."""
+        found = arrival.fetch.take()
+        if found is None:
+            return False
+        chunk, number = found
+        began = self._clock()
         try:
-            return self._exchange.add(hashes, chunk.first, chunk.caches)
+            addition = self._exchange.begin_add(arrival.hashes, chunk.first, chunk.caches)
         except DeviceTimeout:
             raise
         except Exception:
             log.exception("A prefix that another worker sent could not be taken in.")
-            return 0
+            arrival.broken = True
+            return False
+        arrival.additions.append((addition, chunk, number, self._clock() - began))
+        return True
+
+    def _cached(self, arrival: _Arrival) -> bool:
+        """Cache what has been taken in; False where there was no room, or what stands before it was evicted.
+
+        An executor that can't write is no reason to end all that runs.
+        """
+        additions = arrival.additions
+        while additions and not arrival.broken and additions[0][0].written.done():
+            addition, chunk, number, cost = additions.popleft()
+            began = self._clock()
+            try:
+                cached = self._exchange.end_add(addition)
+            except DeviceTimeout:
+                raise
+            except Exception:
+                log.exception("A prefix that another worker sent could not be taken in.")
+                cached = 0
+            arrival.costs.append((cost + self._clock() - began) / chunk.tokens)
+            arrival.fetch.release(number)
+            arrival.broken = cached < chunk.first + chunk.tokens
+            arrival.tokens += 0 if arrival.broken else chunk.tokens
+        return not arrival.broken
 
     def _end(self, arrival: _Arrival, wanted: bool) -> None:
+        for addition, *_ in arrival.additions:
+            self._exchange.drop(addition)
         self._room.done(arrival.fetch)
         arrival.sequence.arriving = False
         self.fetched_tokens += arrival.tokens
@@ -201,7 +220,7 @@ class Travel:
             self._moving_per_token = mean(
                 self._moving_per_token, max(LEAST_PACE, arrival.fetch.seconds / arrival.tokens)
             )
-            typical = median(arrival.adding)  # for what a worker does once, the first time, costs no later one
+            typical = median(arrival.costs)  # for what a worker does once, the first time, costs no later one
             self._adding_per_token = mean(self._adding_per_token, max(LEAST_PACE, typical))
         if arrival.tokens and not source.seconds:
             self._pace.learn(arrival.tokens, self._clock() - arrival.began)

@@ -12,13 +12,16 @@ ROWS = 16  # of a block that one program moves
 WORDS = (torch.int32, torch.int16, torch.int8)  # as which numbers move, whatever they are
 
 
-@triton.jit(do_not_specialize=["count", "held"])
+@triton.jit(do_not_specialize=["count", "held", "by_side", "by_block"])
 def move_kernel(
-    caches, flat, blocks, count, held,
+    caches, flat, blocks, count, held, by_side, by_block,
     SIDES: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     ROWS: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
-    """ROWS positions of one head in a block of a cache's side; `caches` are addresses, `held` the blocks of each."""
+    """ROWS positions of one head in a block of a cache's side; `caches` are addresses, `held` the blocks of each.
+
+    In `flat` a side lies `by_side` such parts behind the one before, and of it a block `by_block` behind the last.
+    """
     at, head = tl.program_id(0), tl.program_id(1)
     number, side = at % count, at // count
     block = tl.load(blocks + number).to(tl.int64)
@@ -27,7 +30,8 @@ def move_kernel(
     column = tl.arange(0, PADDED)[None, :]
     mask = (row < SIZE) & (column < WIDTH)
     here = cache + (((side % SIDES * held + block) * HEADS + head) * SIZE + row) * WIDTH + column
-    there = flat + (((side.to(tl.int64) * count + number) * SIZE + row) * HEADS + head) * WIDTH + column
+    part = side.to(tl.int64) * by_side + number.to(tl.int64) * by_block
+    there = flat + ((part * SIZE + row) * HEADS + head) * WIDTH + column
     if OUT:
         tl.store(there, tl.load(here, mask=mask), mask=mask)
     else:
@@ -53,17 +57,25 @@ class BlockMover:
     def read_flat(self, blocks: Tensor, local: Tensor | None = None) -> Tensor:
         """See `kvcache.storage`; there is no second pool."""
         flat = torch.empty(len(blocks) * self._block_numbers, dtype=self._like.dtype, device=self._like.device)
-        self._move(blocks, flat, out=True)
+        self._move(blocks, flat, len(blocks), 1, out=True)
         return flat
 
     def write_flat(self, blocks: Tensor, flat: Tensor, local: Tensor | None = None) -> None:
         """Put back what `read_flat` gave."""
-        self._move(blocks, flat, out=False)
+        self._move(blocks, flat, len(blocks), 1, out=False)
 
-    def _move(self, blocks: Tensor, flat: Tensor, *, out: bool) -> None:
+    def read_rows(self, blocks: Tensor, rows: Tensor) -> None:
+        """See `kvcache.storage`."""
+        self._move(blocks, rows, 1, self._grid[0], out=True)
+
+    def write_rows(self, blocks: Tensor, rows: Tensor) -> None:
+        """Put back what `read_rows` gave."""
+        self._move(blocks, rows, 1, self._grid[0], out=False)
+
+    def _move(self, blocks: Tensor, flat: Tensor, by_side: int, by_block: int, *, out: bool) -> None:
         if count := len(blocks):
             parts, heads, pieces = self._grid
             words = flat.view(torch.int8).view(self._word)
             move_kernel[(parts * count, heads, pieces)](
-                self._caches, words, blocks, count, self._held, *self._shape, out
+                self._caches, words, blocks, count, self._held, by_side, by_block, *self._shape, out
             )
