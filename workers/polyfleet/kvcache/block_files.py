@@ -161,10 +161,18 @@ class BlockFiles:
 
 def claim(directory: Path) -> tuple[Path, int]:
     """The first numbered folder below `directory` that no process has, made where it is not there, and the descriptor
-    of the lock that is held until it is closed. Raises OSError where that can't be, one sentence."""
+    of the lock that is held until it is closed. Raises OSError where that can't be, one sentence.
+
+    A file of that name, and a folder that another user owns, are passed over: who owns it could have written anything.
+    """
     for number in range(_MOST_FOLDERS):
         folder = directory / str(number)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except FileExistsError:
+            continue
+        if folder.stat().st_uid != os.geteuid():
+            continue
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -175,7 +183,15 @@ def claim(directory: Path) -> tuple[Path, int]:
             raise
         else:
             return folder, lock
-    raise OSError(f"{_MOST_FOLDERS} processes have folders of {directory} already")
+    raise OSError(f"the first {_MOST_FOLDERS} folders of {directory} are other processes' or users': remove those")
+
+
+def is_claimed(folder: Path, lock: int) -> bool:
+    """Whether the lock is still this folder's: nobody has removed or replaced it since."""
+    try:
+        return os.path.samestat(os.stat(folder / "lock"), os.fstat(lock))
+    except OSError:
+        return False
 
 
 def _last_used(path: Path) -> float:

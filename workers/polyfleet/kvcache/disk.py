@@ -7,9 +7,11 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from polyfleet.kvcache.block_files import BadBlock, BlockFiles, claim
+from polyfleet.kvcache.block_files import BadBlock, BlockFiles, claim, is_claimed
 from polyfleet.kvcache.portable import Array, KvLayout
 
 log = logging.getLogger(__name__)
@@ -37,15 +39,18 @@ class DiskRead:
 class DiskTier:
     """Blocks in a folder below `directory`, at most `most_bytes`; 0: half of what is free there now.
 
-    Whatever fails there is counted in `problems`, and logged: then the engine computes. One thread's, beside its own.
+    Whatever fails there is counted in `problems`, and logged once until it is well again: the engine computes. A
+    folder that is removed meanwhile is made again. One thread's, beside its own.
     """
 
     def __init__(self, directory: Path, layout: KvLayout, block_size: int, most_bytes: int = 0) -> None:
         """Raises OSError where there can be no such folder."""
-        folder, self._lock = claim(directory)
+        self._directory, (folder, self._lock) = directory, claim(directory)
         self.problems = Counter[str]()
+        self._said = dict[str, str]()  # by problem, what was logged last
         most_bytes = most_bytes or shutil.disk_usage(folder).free // 2
-        self._folder, self._files = folder, BlockFiles(folder, layout, block_size, most_bytes)
+        self._files_in = partial(BlockFiles, layout=layout, block_size=block_size, most_bytes=most_bytes)
+        self._folder, self._files = folder, self._files_in(folder)
         self._block_bytes = max(1, block_size * layout.token_bytes)
         self._reads: deque[DiskRead] = deque()
         self._writes: deque[tuple[bytes, tuple[Array, ...]]] = deque()
@@ -90,8 +95,7 @@ class DiskTier:
 
     def _run(self) -> None:
         try:
-            for line in self._files.scan():
-                log.info("Of the KV blocks on disk %s.", line)
+            self._scan()
         except OSError as error:
             self._fails("unreadable", error)
         while True:
@@ -112,6 +116,24 @@ class DiskTier:
                 if read is not None:
                     read.over = True
 
+    def _scan(self) -> None:
+        for line in self._files.scan():
+            log.info("Of the KV blocks on disk %s.", line)
+
+    def _keep_folder(self) -> None:
+        """Claim a folder again where this one was removed, or is another's now. Raises OSError; nothing is known then.
+
+        What stands in it is not this process's any more: another one may have made it.
+        """
+        if is_claimed(self._folder, self._lock):
+            return
+        log.warning("The KV blocks in %s were removed by somebody, so prompts are computed.", self._folder)
+        self._files = self._files_in(self._folder)
+        folder, lock = claim(self._directory)
+        os.close(self._lock)
+        self._folder, self._lock, self._files = folder, lock, self._files_in(folder)
+        self._scan()
+
     def _read(self, read: DiskRead) -> None:
         for name in read.names:
             if read.abandoned or self._closed:
@@ -123,15 +145,23 @@ class DiskTier:
                 return
             except OSError as error:
                 self._fails("unreadable", error)
+                with suppress(OSError):  # which the next block that is written tells
+                    self._keep_folder()
                 return
 
     def _write(self, name: bytes, caches: tuple[Array, ...]) -> None:
         try:
+            self._keep_folder()
             self._files.write(name, caches)
         except OSError as error:
             self._writes_from = time.monotonic() + RETRY_SECONDS
             self._fails("unwritable", error)
+        else:
+            self._said.clear()
 
     def _fails(self, problem: str, reason: object) -> None:
         self.problems[problem] += 1
+        if self._said.get(problem) == str(reason):
+            return
+        self._said[problem] = str(reason)
         log.warning("The KV blocks in %s are %s, so prompts are computed: %s.", self._folder, problem, reason)
