@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfleet.engine.batching.flight import sampled
+from polyfleet.engine.batching.flight import with_logprobs
 from polyfleet.engine.executor import Capacity, Executor, Fault, Pending, StepOutput
 from polyfleet.engine.step.plan import Assembler
 from polyfleet.engine.step.sequence import Sequence as EngineSequence
@@ -171,9 +171,13 @@ class Driver:
         """Wait for the oldest step."""
         flight = self._flights.popleft()
         output = self.executor.collect(flight.pending, TIMEOUT)
-        tokens, pooled = {}, dict(zip(flight.pooled, () if output.pooled is None else output.pooled, strict=True))
-        for drawn, index in enumerate(flight.draws):
-            tokens[index] = sampled(output, drawn, flight.runs[index].sequence.request.logprobs)
+        pooled = dict(zip(flight.pooled, () if output.pooled is None else output.pooled, strict=True))
+        wanted = [flight.runs[index].sequence.request.logprobs for index in flight.draws]
+        drawn: list[int] = output.token_ids.tolist()
+        found = [SampledToken(each) for each in drawn]
+        if output.logprobs is not None:
+            found = with_logprobs(drawn, output.logprobs, wanted)
+        tokens = dict(zip(flight.draws, found, strict=True))
         for index, (run, fault) in enumerate(zip(flight.runs, output.faults.tolist(), strict=True)):
             run.results.append(Result(Fault(fault), tokens.get(index), pooled.get(index)))
         return output

@@ -1,6 +1,9 @@
 """Applier: gives sequences what a collected step came to, and tells what is new."""
 
 from collections.abc import Sequence as Items
+from typing import Any
+
+from numpy.typing import NDArray
 
 from polyfleet.engine.batching.batch import BatchCounters
 from polyfleet.engine.batching.flight import Flight, Part
@@ -29,8 +32,23 @@ class Applier:
         for sequence, place, why, code in flight.failed(output.faults.tolist()):
             if sequence.place is place:
                 updates.append(self.fail(sequence, why, code))
-        block_size, num_usual = self._holdings.block_size, 0
-        for sequence, place, token in zip(flight.decodes, flight.decodes.places, tokens, strict=False):
+        updates += self._apply_decodes(flight, output.token_ids, tokens)
+        return updates + self._apply_parts(flight, output, tokens) if flight.parts else updates
+
+    def _apply_decodes(
+        self, flight: Flight, token_ids: NDArray[Any], tokens: list[SampledToken]
+    ) -> list[SequenceUpdate]:
+        """The same of the sequences that decode."""
+        decodes, block_size, num_usual = flight.decodes, self._holdings.block_size, 0
+        if self._ledger.num_moves == decodes.num_moves:
+            full = decodes.take(token_ids[: len(decodes)].tolist(), block_size)
+            if full is not None:
+                for sequence in full:
+                    self._holdings.settled(sequence)
+                self._counters.generated_tokens += len(decodes)
+                return list(map(SequenceUpdate, decodes.sequence_ids, zip(tokens)))
+        updates: list[SequenceUpdate] = []
+        for sequence, place, token in zip(decodes, decodes.places, tokens, strict=False):
             if sequence.place is not place:
                 self._counters.dropped_rows += place not in flight.doubtful
                 continue
@@ -45,7 +63,7 @@ class Applier:
             else:
                 updates.append(self._news(sequence, token, sequence.accept(token_id)))
         self._counters.generated_tokens += num_usual
-        return updates + self._apply_parts(flight, output, tokens) if flight.parts else updates
+        return updates
 
     def _apply_parts(self, flight: Flight, output: StepOutput, tokens: list[SampledToken]) -> list[SequenceUpdate]:
         """The same of the sequences with prompts."""

@@ -50,7 +50,6 @@ class Composer:
         self._prompts_left: list[Sequence] = []  # those that ran at the last composition and did not decode
         self._prompts_turn = False
         self._decodes = Cohort(())  # of the last composition
-        self._num_moves = 0  # that the ledger had come to then
         self._steady = False  # whether these may go on as long as it does not move
         self._due: dict[int, list[Sequence]] = {}  # who of them is to be looked at in which turn
         self._turn = 0
@@ -66,14 +65,15 @@ class Composer:
         if ahead and self._speculator is not None and self._await_drafts(self._speculator):
             return Cohort(()), []
         ledger, decodes = self._ledger, self._decodes
-        same = self._steady and ledger.num_moves == self._num_moves and not (ledger.waiting and self._may_start())
+        unmoved = ledger.num_moves == decodes.num_moves
+        same = self._steady and unmoved and not (ledger.waiting and self._may_start())
         if same and len(decodes) <= self._budget.most:
             self._turn += 1
             if self._turn not in self._due or self._go_on():
                 return decodes, []
         found, shares = self._compose(ahead)
-        if ledger.num_moves != self._num_moves or tuple(found) != decodes:
-            self._decodes, self._num_moves = Cohort(found), ledger.num_moves
+        if ledger.num_moves != decodes.num_moves or tuple(found) != decodes:
+            self._decodes = Cohort(found, ledger.num_moves)
         self._steady = not shares and len(found) == len(ledger.running) and self._speculator is None
         self._due.clear()
         if self._steady:
@@ -109,7 +109,7 @@ class Composer:
 
     def _plan_a_look(self, sequence: Sequence) -> None:
         """When its blocks are full, or its tokens are all under way."""
-        most = min(self._holdings.room(sequence), sequence.longest - 1)
+        most = min(sequence.room, sequence.longest - 1)
         turn = self._turn + 1 + max(0, most - sequence.num_tokens)
         self._due.setdefault(turn, []).append(sequence)
 
@@ -122,12 +122,13 @@ class Composer:
         for each in running[:]:
             if each.place is None:  # preempted just now
                 continue
-            left = each.num_tokens - each.num_computed
-            if left == 0 or (each.num_drawing and each.num_tokens >= each.longest):
+            num_tokens = each.num_tokens
+            left = num_tokens - each.num_computed
+            if left == 0 or (num_tokens >= each.longest and each.num_drawing):
                 continue  # all it takes is under way
-            if each.num_tokens > self._holdings.room(each) and not self._grow(each, ahead):
+            if num_tokens > each.room and not self._grow(each, ahead):
                 continue
-            if left == 1 and each.num_tokens > len(each.request.prompt_ids) and each.pooling is None:
+            if left == 1 and num_tokens > each.num_prompt and each.pooling is None:
                 decodes.append(each)
             else:
                 prompts.append(each)
@@ -231,7 +232,7 @@ class Composer:
 
     def _start(self, sequence: Sequence) -> bool:
         """Start a waiting sequence if there are blocks for its tokens and one for each running one that grows."""
-        reserved = sum(map(self._holdings.grows, self._ledger.running))
+        reserved = sum([each.longest > each.room for each in self._ledger.running])
         if not self._holdings.start(sequence, reserved):
             return False
         self._ledger.move(sequence, SequenceState.RUNNING)

@@ -11,6 +11,7 @@ from polyfleet.engine.step.needs import MASKS
 from polyfleet.engine.step.plan import Share
 from polyfleet.engine.step.sequence import Place, Sequence, TokenMask
 from polyfleet.sampling.arrays import Int32s
+from polyfleet.sampling.draw import Logprobs
 from polyfleet.sampling.grammar import GrammarError
 from polyfleet.sampling.masks import BARRED, WORD_BITS, Masks, all_tokens, allow, allows, bar, no_tokens
 from polyfleet.wire.answers import INTERNAL, INVALID_ARGUMENT, SampledToken
@@ -175,9 +176,9 @@ class Flight:
             raise RuntimeError(f"the executor drew tokens {min(token_ids)} to {max(token_ids)} of {vocabulary_size}")
         if output.logprobs is None:
             return list(map(SampledToken, token_ids))
-        wanted_logprobs = [each.request.logprobs for each in self.decodes]
-        wanted_logprobs += [part.num_logprobs for part in self.parts for _ in range(part.num_draws)]
-        return [sampled(output, drawn, number) for drawn, number in enumerate(wanted_logprobs)]
+        of_draws = [each.request.logprobs for each in self.decodes]
+        of_draws += [part.num_logprobs for part in self.parts for _ in range(part.num_draws)]
+        return with_logprobs(token_ids, output.logprobs, of_draws)
 
 
 def _part(sequence: Sequence, size: int, step: int) -> Part:
@@ -220,13 +221,15 @@ def _filled(mask: TokenMask, generated_ids: Items[int], barred: Items[int], voca
     return bits
 
 
-def sampled(output: StepOutput, drawn: int, wanted: int | None) -> SampledToken:
-    """A drawn token with the logprobs that were asked for."""
-    token_id, logprobs = int(output.token_ids[drawn]), output.logprobs
-    if wanted is None or logprobs is None:
-        return SampledToken(token_id)
-    ids, top = logprobs.top_ids[drawn][:wanted], logprobs.top[drawn][:wanted]
-    return SampledToken(token_id, float(logprobs.drawn[drawn]), tuple(ids.tolist()), tuple(top.tolist()))
+def with_logprobs(token_ids: Items[int], logprobs: Logprobs, wanted: Items[int | None]) -> list[SampledToken]:
+    """Drawn tokens, each with as many alternatives as are wanted; None: without logprobs."""
+    drawn, top_ids, top = logprobs.drawn.tolist(), logprobs.top_ids.tolist(), logprobs.top.tolist()
+    return [
+        SampledToken(token_id)
+        if number is None
+        else SampledToken(token_id, drawn[row], tuple(top_ids[row][:number]), tuple(top[row][:number]))
+        for row, (token_id, number) in enumerate(zip(token_ids, wanted, strict=True))
+    ]
 
 
 def first_line(error: BaseException | None) -> str:

@@ -103,6 +103,7 @@ class Holdings:
         self.assembler.start(slot, sequence)
         for lane in self.lanes[1:]:
             lane.fill_table(sequence)
+        self._measure(sequence)
         return True
 
     def grow(self, sequence: Sequence, drafts: int = 0) -> bool:
@@ -116,23 +117,21 @@ class Holdings:
         for lane, count in zip(self.lanes, missing, strict=True):
             if count > 0:
                 lane.grow(sequence, count)
+        self._measure(sequence)
         return True
 
     def shrink(self, sequence: Sequence) -> None:
         """Take blocks back that only drafts had, which proved wrong. No step under way writes them."""
         for lane in self.lanes:
             lane.shrink(sequence)
+        self._measure(sequence)
 
-    def room(self, sequence: Sequence) -> int:
-        """Tokens that it has blocks for."""
+    def _measure(self, sequence: Sequence) -> None:
+        """Tell a sequence for how many tokens it has blocks."""
         count = len(sequence.held.blocks)
         if len(self.lanes) > 1:
             count = min(count, len(sequence.local.blocks))
-        return count * self.block_size
-
-    def grows(self, sequence: Sequence) -> bool:
-        """Whether a running sequence will want more blocks than it has: never where a block holds a whole context."""
-        return sequence.longest > self.room(sequence)
+        sequence.room = count * self.block_size
 
     def settled(self, sequence: Sequence) -> None:
         """Rows of a sequence were found good: offer its full blocks to the PrefixIndex, give back what no row sees."""

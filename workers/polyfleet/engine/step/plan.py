@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from polyfleet.wire.sampling import GREEDY
 if TYPE_CHECKING:
     from polyfleet.engine.step.sequence import Sequence as EngineSequence
 
-Parts = tuple[Sequence[int], ...]
+Parts = Sequence[Sequence[int] | Int32s]  # arrays of a plan
 Share = tuple["EngineSequence", int]  # a sequence and how many of its next tokens a step computes
 
 
@@ -177,11 +177,13 @@ class Assembler:
         for sequence, _ in shares:
             if sequence.scoring and not sequence.num_unscored:
                 self._scored(sequence)
-        parts, needs = _decoding(decodes), 0
+        parts: Parts = _decoding(decodes)
+        needs = 0
         for sequence in decodes:
             needs |= sequence.needs
         if shares:
-            parts, more = _with_shares(parts, shares)
+            others, more = _of_shares(shares, len(decodes))
+            parts = [np.concatenate(both, dtype=np.int32, casting="unsafe") for both in zip(parts, others, strict=True)]
             needs |= more
         tables, sampling = self._tables, self._sampling
         plan = lay_out((*parts, self._cleared), NEEDS[needs], tables, self._changes(), sampling, self._starts)
@@ -234,20 +236,12 @@ class _Decoding:
 
 
 def lay_out(
-    parts: Sequence[Sequence[int]],
-    needs: Need,
-    block_tables: Int32s,
-    changed: Int32s,
-    sampling: Parameters,
-    starts: Sequence[Start],
+    parts: Parts, needs: Need, block_tables: Int32s, changed: Int32s, sampling: Parameters, starts: Sequence[Start]
 ) -> StepPlan:
-    """A plan of the lists `parts`, which are its arrays of `numbers` in the order of the fields."""
-    numbers = np.array(list(chain.from_iterable(parts)), dtype=np.int32)
-    views: list[Any] = []
-    end = 0
-    for part in parts:
-        first, end = end, end + len(part)
-        views.append(numbers[first:end] if part else NOTHING)
+    """A plan of `parts`, which are its arrays of `numbers` in the order of the fields."""
+    numbers = np.concatenate(parts, dtype=np.int32, casting="unsafe")  # a list without items has floats
+    ends = accumulate(map(len, parts))
+    views = [numbers[end - len(part) : end] for part, end in zip(parts, ends, strict=True)]
     ids, positions, slots, row_starts, lengths, draw_rows, draw_slots, draw_positions, pooled, last, cleared = views
     return StepPlan(
         *(numbers, ids, positions, slots, row_starts, lengths, draw_rows, draw_slots, draw_positions, pooled, last),
@@ -255,45 +249,51 @@ def lay_out(
     )
 
 
-def _decoding(decodes: Sequence["EngineSequence"]) -> Parts:
+def _decoding(decodes: Sequence["EngineSequence"]) -> tuple[Int32s, ...]:
     """The arrays of sequences that have one row and draw, in the order of StepPlan's fields, up to `pool_kinds`."""
-    slots = [each.place[0] for each in decodes]  # type: ignore[index]
-    lengths = [each.num_tokens for each in decodes]
-    positions = [length - 1 for length in lengths]
-    rows = range(len(decodes))
-    token_ids = [
-        -1 - slot if each.num_drawing else each.generated_ids[-1] for slot, each in zip(slots, decodes, strict=True)
+    count = len(decodes)
+    if not count:
+        return (NOTHING, NOTHING, NOTHING, np.zeros(1, dtype=np.int32), *[NOTHING] * 6)
+    slots = np.array([each.place[0] for each in decodes], dtype=np.int32)  # type: ignore[index]
+    lengths = np.array([each.num_tokens for each in decodes], dtype=np.int32)
+    known = [
+        -1 if each.num_tokens - each.num_prompt > len(each.generated_ids) else each.generated_ids[-1]
+        for each in decodes
     ]
-    return token_ids, positions, slots, range(len(decodes) + 1), lengths, rows, slots, lengths, (), ()
+    token_ids = np.array(known, dtype=np.int32)
+    token_ids = np.where(token_ids < 0, -1 - slots, token_ids)  # of those that are being drawn
+    rows = np.arange(count + 1, dtype=np.int32)
+    return token_ids, lengths - 1, slots, rows, lengths, rows[:count], slots, lengths, NOTHING, NOTHING
 
 
-def _with_shares(decoding: Parts, shares: Iterable[Share]) -> tuple[Parts, int]:
-    """The same with more sequences behind them, and what these need."""
-    parts = tuple(map(list, decoding))
+def _of_shares(shares: Iterable[Share], count: int) -> tuple[Parts, int]:
+    """The same of sequences behind `count` with one row each, and what these need; the first row start is there."""
+    parts: tuple[list[int], ...] = ([], [], [], [], [], [], [], [], [], [])
     token_ids, positions, slots, row_starts, lengths, draw_rows, draw_slots, draw_positions, pooled, pool_kinds = parts
     needs = 0
     for sequence, size in shares:
         first = sequence.num_computed
         end = first + size
         token_ids += sequence.tokens(first, end) if size > 1 else (sequence.next_token(),)
+        num_rows = count + len(token_ids)
         num_draws = end - sequence.num_tokens + 1
         positions += range(first, end)
         slots.append(sequence.slot)
         lengths.append(end)
         needs |= sequence.needs & OF_ROWS
-        row_starts.append(len(token_ids))
+        row_starts.append(num_rows)
         pooling = sequence.pooling
         if pooling is not None and pools(pooling, first, end, sequence.num_tokens):
-            pooled.append(len(slots) - 1)
+            pooled.append(count + len(slots) - 1)
             pool_kinds.append(POOL_KINDS[pooling])
             needs |= Need.POOLING
         elif sequence.scoring:
-            draw_rows += range(len(token_ids) - size, len(token_ids))
+            draw_rows += range(num_rows - size, num_rows)
             draw_slots += [sequence.slot] * size
             draw_positions += range(first + 1, end + 1)
             needs |= sequence.needs
         elif pooling is None and num_draws > 0:
-            draw_rows += range(len(token_ids) - num_draws, len(token_ids))
+            draw_rows += range(num_rows - num_draws, num_rows)
             draw_slots += [sequence.slot] * num_draws
             draw_positions += range(end - num_draws + 1, end + 1)
             needs |= sequence.needs

@@ -85,6 +85,7 @@ class Sequence:
     shortest: int = field(init=False)  # tokens, prompt and generated, before which they are not drawn
     state: SequenceState = SequenceState.WAITING
     sequence_id: str = ""
+    num_prompt: int = 0  # tokens of its prompt
     most_generated: int = 0  # tokens at which it ends, its prompt left out
     generated_ids: list[int] = field(default_factory=list)
     num_tokens: int = 0  # prompt, generated, and those that are being drawn
@@ -93,6 +94,7 @@ class Sequence:
     place: Place | None = None
     last_step: int = 0  # the number of the last step that has rows of it
     held: Held = field(default_factory=Held)
+    room: int = 0  # tokens that it has blocks for
     local: Held = field(default_factory=Held)  # of caches with a window, where they have a pool of their own
     root: bytes = ROOT_HASH  # of its prefix chain
     hashes: list[bytes] = field(default_factory=list)  # of the full blocks so far, for the PrefixIndex
@@ -116,7 +118,8 @@ class Sequence:
         self.sequence_id = request.sequence_id
         if request.max_tokens is not None:
             self.longest = min(len(request.prompt_ids) + request.max_tokens, self.longest)
-        self.most_generated = self.longest - len(request.prompt_ids)
+        self.num_prompt = len(request.prompt_ids)
+        self.most_generated = self.longest - self.num_prompt
         self.ends = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else end_token_ids)
         self.shortest = len(request.prompt_ids) + request.min_tokens
         self.generated_ids.extend(self.request.generated_ids)
@@ -147,7 +150,7 @@ class Sequence:
     @property
     def num_drawing(self) -> int:
         """Tokens that are being drawn."""
-        return self.num_tokens - len(self.request.prompt_ids) - len(self.generated_ids)
+        return self.num_tokens - self.num_prompt - len(self.generated_ids)
 
     @property
     def slot(self) -> int:
@@ -277,7 +280,7 @@ class Sequence:
 
     def forget_computed(self) -> None:
         """Start over: nothing is computed, nothing is held (the caller has released it)."""
-        self.held, self.local = Held(), Held()
+        self.held, self.local, self.room = Held(), Held(), 0
         self.place = None
         self.num_tokens -= self.num_drawing
         self.num_computed = self.num_settled = 0
