@@ -60,6 +60,11 @@ CASES: dict[str, dict[str, Any]] = {
     "tools": {"messages": USER, "seed": 3, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
     "choices of a structure": {"messages": USER, "seed": 6, "n": 3, "json_schema": SCHEMA, "logprobs": 1},
     "echo": {"prompt": "hello hello", "seed": 8, "echo": True, "logprobs": 0, "prompt_logprobs": 0, **LONG},
+    "bias and bounds": {
+        **{"messages": USER, "seed": 9, "max_tokens": 160, "min_tokens": 120, "stop_token_ids": [70, 71]},
+        "logit_bias": {72: 3.0, 73: -100.0},
+    },
+    "expression": {"messages": USER, "seed": 10, "regex": "([a-z]{9} ){12}", "n": 2},
     "thoughts": {"messages": USER, "seed": 4, "template_arguments": {"enable_thinking": True}, **LONG},
 }
 

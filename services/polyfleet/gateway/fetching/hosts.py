@@ -15,6 +15,7 @@ MAX_URL_CHARACTERS = 8192
 ENTRY = re.compile(r"((?:https?://)?(?:(?:\*\.)?[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?)(?:=([0-9a-f.:/,]+))?")
 _URL = re.compile(r"[\x21-\x7e]+")
 _NAT64 = ip_network("64:ff9b::/96")  # its last 32 bits are an IPv4 address
+_UNICAST = ip_network("2000::/3")  # all that IPv6 has given out; others lead to IPv4 addresses or to one site
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class ImageHost:
         plain = _plain(address)
         if any(plain in network for network in self.networks):
             return True
-        return plain.is_global and not plain.is_multicast
+        return plain.is_global and not plain.is_multicast and (plain.version == 4 or plain in _UNICAST)
 
 
 def find_host(hosts: Iterable[ImageHost], url: str) -> tuple[ImageHost, SplitResult]:
