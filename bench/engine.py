@@ -229,7 +229,7 @@ def main(arguments: list[str] | None = None) -> int:
             max_sequences=structured.SEQUENCES,
             context_length=512,
         )
-        publish(structured.measure(options.model, engine, options.repeats), options.json)
+        publish(structured.measure(options.model, engine, options.repeats, CLOCKS[options.clock]), options.json)
         return 0
     try:
         rows = compare_peers(options, progress)

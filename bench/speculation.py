@@ -1,6 +1,7 @@
 """Benchmark of speculation: decoding with drafts beside decoding without, in tokens per second and as a ratio.
 
     python bench/speculation.py                                # prompt lookup, the model of `make serve`, on the CPU
+    python bench/speculation.py --threads 1 --clock cpu        # the same on a busy machine, in processor time
     python bench/speculation.py --model DIR --draft-model DIR --sequences 1,4 --json speculation.json
 
 Rows speculation_copy_N (answers that copy their prompt, N at once) and speculation_novel_N (drawn so wildly that
@@ -11,7 +12,6 @@ of their times are compared.
 import argparse
 import json
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
 from bench.command import parser_of
+from bench.contenders.workload import CLOCKS, Clock
 from bench.engine import default_model
 from bench.report import Row, compare, publish
 from tokenizers import Tokenizer
@@ -47,6 +48,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sequences", default="1", help="comma-separated, how many at once (default 1)")
     parser.add_argument("--draft-tokens", type=int, default=0, help="drafts of a step at most (default: the usual)")
     parser.add_argument("--tokens", type=int, default=96, help="tokens of an answer (default 96)")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: usable cores)")
+    parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall", help="cpu: processor time")
     parser.add_argument("--repeats", type=int, default=7, help="turns of each engine (default 7)")
     chosen = parser.parse_args(arguments)
     words = chosen.sequences.split(",")
@@ -60,14 +63,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def engines(options: argparse.Namespace) -> Engines:
     """Without and with drafts; prefixes are not kept, so that each turn computes the same."""
     sizes: dict[str, Any] = {"kv_cache_tokens": 1024 * max(options.sequences), "max_sequences": max(options.sequences)}
-    plain = EngineOptions(device=options.device, prefix_cache=False, **sizes)
+    plain = EngineOptions(device=options.device, threads=options.threads, prefix_cache=False, **sizes)
     kind = "draft" if options.draft_model else "ngram"
     drafts = replace(plain, speculation=kind, draft_model=options.draft_model, draft_tokens=options.draft_tokens)
     return {"off": Engine.load(str(options.model), plain), kind: Engine.load(str(options.model), drafts)}
 
 
 def decode(
-    engine: Engine, prompt_ids: tuple[int, ...], params: SamplingParams, size: int, number: int
+    engine: Engine, prompt_ids: tuple[int, ...], params: SamplingParams, size: int, number: int, clock: Clock
 ) -> tuple[float, list[int]]:
     """Seconds from the first token of all sequences to the last, and the tokens of the first sequence."""
     for index in range(size):
@@ -80,8 +83,8 @@ def decode(
             started.add(update.sequence_id)
             tokens += [token.token_id for token in update.tokens] if update.sequence_id == "s0" else []
         if len(started) == size and not began:
-            began = time.perf_counter()
-    return time.perf_counter() - began, tokens
+            began = clock()
+    return clock() - began, tokens
 
 
 def measure(options: argparse.Namespace) -> Iterator[Row]:
@@ -99,7 +102,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
             for turn in range(-1, options.repeats):  # the first one warms up
                 answers = []
                 for each in both if turn % 2 else reversed(both):
-                    took, tokens = decode(both[each], prompt_ids, params, size, options.tokens)
+                    took, tokens = decode(both[each], prompt_ids, params, size, options.tokens, CLOCKS[options.clock])
                     answers.append(tokens)
                     seconds[each] += [took] if turn >= 0 else []
                 if answers[0] != answers[1]:

@@ -1,6 +1,7 @@
 """What structured output costs in decode: the same sequences with a JSON schema and without, in turn.
 
     python bench/engine.py --structured                              # the model of `make serve`, on the CPU
+    python bench/engine.py --structured --threads 1 --clock cpu      # the same on a busy machine
     python -m bench.structured --device cuda --shape llama3_8b       # random weights in bfloat16, that model's tokens
 
 Rows structured_16 (drawn at temperature 0.7) and structured_16_greedy, tokens per second; the peer is free text of the
@@ -11,7 +12,6 @@ machine does only adds. Random weights keep to the schema as any do: what it doe
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
 from bench.command import parser_of
+from bench.contenders.workload import CLOCKS, Clock
 from bench.report import Row, compare, publish
 
 from polyfleet.engine.engine import Engine
@@ -44,7 +45,7 @@ PEOPLE = {
 }
 
 
-def measure(model: Path, options: EngineOptions, repeats: int) -> Iterator[Row]:
+def measure(model: Path, options: EngineOptions, repeats: int, clock: Clock = CLOCKS["wall"]) -> Iterator[Row]:
     """The rows; the best of `repeats` runs of each."""
     engine = Engine.load(str(model), options)
     assert engine.tokenizer is not None
@@ -55,13 +56,13 @@ def measure(model: Path, options: EngineOptions, repeats: int) -> Iterator[Row]:
         seconds: dict[str, list[float]] = {grammar: [], "": []}
         for _ in range(repeats + 1):
             for each, found in seconds.items():
-                found.append(_run(engine, prompt, temperature, each))
+                found.append(_run(engine, prompt, temperature, each, clock))
         kept, free = (SEQUENCES / min(found[1:]) for found in seconds.values())  # the first warms up
         yield compare(name, kept, "tokens/s", "free text", free)
     engine.close()
 
 
-def _run(engine: Engine, prompt: tuple[int, ...], temperature: float, grammar: str) -> float:
+def _run(engine: Engine, prompt: tuple[int, ...], temperature: float, grammar: str, clock: Clock) -> float:
     """Seconds of a step in which all sequences decode: the median."""
     for number in range(SEQUENCES):
         sampling = SamplingParams(temperature=temperature, seed=number)
@@ -72,10 +73,10 @@ def _run(engine: Engine, prompt: tuple[int, ...], temperature: float, grammar: s
         )
     steps = []
     while engine.has_work:
-        started = time.perf_counter()
+        started = clock()
         updates = engine.step()
         if len(updates) == SEQUENCES:
-            steps.append(time.perf_counter() - started)
+            steps.append(clock() - started)
     return median(steps[1:])
 
 
