@@ -3,12 +3,16 @@
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Protocol
 
-from bench.card.account import account, table
+from bench.card.account import Account, Case, account, table
 from bench.card.ours import Ours, Prompts, random_prompts
 from bench.card.peer import Peer
 from bench.card.shapes import BLOCK_SIZE, SHAPES, Shape
@@ -30,6 +34,8 @@ OTHER_SIZES = (1, 32, 64, 256)
 OTHER_PREFILLS = PREFILLS[:1]
 
 Prefills = tuple[tuple[int, int], ...]  # each so many prompts of so many tokens
+Built = tuple[tuple[int, ...], Prefills]  # for these numbers of sequences, and these prefills
+LARGEST, OTHERS = (SIZES, PREFILLS), (OTHER_SIZES, OTHER_PREFILLS)
 
 
 class Side(Protocol):
@@ -60,7 +66,7 @@ def measure(options: Namespace) -> Iterator[Row]:
 
 
 def _shape(name: str, shape: Shape, peer: Peer | None, options: Namespace) -> Iterator[Row]:
-    ours = _ours(shape, options, "dense", SIZES, PREFILLS)
+    ours = _ours(shape, options, "dense", LARGEST)
     if peer is not None:
         peer.ready()
     for size in SIZES:
@@ -69,23 +75,24 @@ def _shape(name: str, shape: Shape, peer: Peer | None, options: Namespace) -> It
     if name in LARGE:
         for count, length in PREFILLS:
             yield from _rows(f"{name}.prefill_{count}x{length}", ours, peer, count, length, 1, options.repeats)
-    if options.profile:
-        yield from _profiled(name, ours)
     ours.close()
+    if options.profile:
+        yield from _profiled(name, options, "dense", LARGEST)
     for weights in options.weights if name in LARGE else ():
-        other = _ours(shape, options, weights, OTHER_SIZES, OTHER_PREFILLS)
+        other = _ours(shape, options, weights, OTHERS)
         for size in OTHER_SIZES:
             row = f"{name}.{weights}.decode_{size}"
             yield from _rows(row, other, None, size, PROMPT, TOKENS, options.repeats)
         for count, length in OTHER_PREFILLS:
             row = f"{name}.{weights}.prefill_{count}x{length}"
             yield from _rows(row, other, None, count, length, 1, options.repeats)
-        if options.profile:
-            yield from _profiled(f"{name}.{weights}", other)
         other.close()
+        if options.profile:
+            yield from _profiled(name, options, weights, OTHERS)
 
 
-def _ours(shape: Shape, options: Namespace, weights: str, sizes: tuple[int, ...], prefills: Prefills) -> Ours:
+def _ours(shape: Shape, options: Namespace, weights: str, built: Built) -> Ours:
+    sizes, prefills = built
     most = max(sizes)
     longest = max([PROMPT + TOKENS + 64, *(length + 64 for _, length in prefills)])
     each = -(-(PROMPT + TOKENS + 64) // BLOCK_SIZE)
@@ -94,8 +101,8 @@ def _ours(shape: Shape, options: Namespace, weights: str, sizes: tuple[int, ...]
     capacity = Capacity(blocks, BLOCK_SIZE, most, -(-longest // BLOCK_SIZE), step_tokens)
     engine = EngineOptions(device=options.device, executor=options.executor, weights=weights)
     ours = Ours(shape, engine, capacity)
-    built, allocated = ours.start_seconds
-    say(f"{ours.executor.name}, {weights}: built in {built:.1f} s, allocated and captured in {allocated:.1f} s")
+    to_build, to_allocate = ours.start_seconds
+    say(f"{ours.executor.name}, {weights}: built in {to_build:.1f} s, allocated and captured in {to_allocate:.1f} s")
     return ours
 
 
@@ -120,15 +127,36 @@ def _rows(
     yield row
 
 
-def _profiled(name: str, ours: Ours) -> Iterator[Row]:
-    """Each printed; the host's share as rows."""
+def _profiled(name: str, options: Namespace, weights: str, built: Built) -> Iterator[Row]:
+    """Each printed; the host's share as rows. In a process of its own: kernels that were recorded slow theirs down."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        found = process.submit(accounts, name, options, weights, built).result()
+    for each in found:
+        title = f"{name}.{each.title}" if weights == "dense" else f"{name}.{weights}.{each.title}"
+        say(table(title, each))
+        if each.title.startswith("decode"):
+            yield Row(f"{title}.host", each.times.host, "ms")
+            yield Row(f"{title}.idle", each.idle, "ms")
+            yield Row(f"{title}.waits", each.times.waits, "ms")
+
+
+def accounts(name: str, options: Namespace, weights: str, built: Built) -> list[Account]:
+    """Of decode steps and, where there is room, of a prefill."""
+    shape = SHAPES[name]
+    ours = _ours(shape, options, weights, built)
+    cases = []
     for size in PROFILED:
-        prompts = random_prompts(size, PROMPT, ours.shape.vocabulary, 7)
-        with ours.decoding(prompts, TOKENS) as batcher:
-            found = account(batcher.step, STEPS, ours.executor, ours.device)
-        say(table(f"{name}.decode_{size}", found))
-        yield Row(f"{name}.decode_{size}.host", found.host, "ms")
-        yield Row(f"{name}.decode_{size}.idle", found.idle, "ms")
-    if ours.capacity.step_tokens == STEP_TOKENS and ours.capacity.max_blocks * BLOCK_SIZE > STEP_TOKENS:
-        prompts, where = random_prompts(1, STEP_TOKENS, ours.shape.vocabulary, 8), (ours.executor, ours.device)
-        say(table(f"{name}.prefill_1x8192", account(lambda: ours.seconds(prompts, 1), 3, *where)))
+        prompts = random_prompts(size, PROMPT, shape.vocabulary, 7)
+        cases.append(Case(f"decode_{size}", partial(_decoding, ours, prompts), STEPS))
+    if built == LARGEST and name in LARGE:
+        prompts = random_prompts(1, STEP_TOKENS, shape.vocabulary, 8)
+        cases.append(Case("prefill_1x8192", lambda: nullcontext(lambda: ours.seconds(prompts, 1)), 3))
+    found = account(cases, ours.executor, ours.device)
+    ours.close()
+    return found
+
+
+@contextmanager
+def _decoding(ours: Ours, prompts: Prompts) -> Iterator[Callable[[], object]]:
+    with ours.decoding(prompts, TOKENS) as batcher:
+        yield batcher.step

@@ -1,10 +1,16 @@
 """Benchmarks of cards: the folders that they write, and what they make of the times of streams."""
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from bench.card.account import Case, Timed, account, waits
 from bench.card.apart import Found, rows
 from bench.card.clients import figures
 from bench.card.clients import rows as rows_of_clients
@@ -69,3 +75,65 @@ def test_ranks_are_compared_by_their_likeliest_tokens() -> None:
     ones = [{7: -0.1, 3: -2.5, 9: -4.0, 1: -9.0}, {5: -0.7, 6: -0.9, 8: -3.0}]
     assert gap(ones, [{3: -2.25, 7: -0.1, 9: -4.0, 1: -1.0}, dict(ones[1])]) == 0.25  # the fourth is not looked at
     assert gap(ones, [dict(ones[0]), {5: -0.7, 6: -0.9}]) == float("inf")
+
+
+class Executor:
+    """Says what is asked of it."""
+
+    def __init__(self, said: list[str]) -> None:
+        self._said = said
+
+    def launch(self, plan: Any) -> Any:
+        """Said."""
+        self._said.append("launch")
+
+    def draw(self, pending: Any, masks: Any = None) -> None:
+        """Said."""
+        self._said.append("draw")
+
+
+def test_all_is_timed_before_any_kernels_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What records them slows its process down from then on."""
+    said: list[str] = []
+
+    @contextmanager
+    def recording(**_: Any) -> Iterator[Any]:
+        said.append("recording")
+        span = partial(SimpleNamespace, device_type=SimpleNamespace(name="CUDA"))
+        spans = [(0, 500), (400, 1000), (1500, 2000)]  # microseconds
+        yield SimpleNamespace(
+            events=lambda: [span(name="kernel", time_range=SimpleNamespace(start=a, end=b)) for a, b in spans]
+        )
+
+    @contextmanager
+    def ready(name: str) -> Iterator[Callable[[], Any]]:
+        yield partial(said.append, name)
+
+    monkeypatch.setattr(torch.profiler, "profile", recording)
+    cases = [Case(name, partial(ready, name), 2) for name in "ab"]
+    executor: Any = Executor(said)
+    found = account(cases, Timed(executor), torch.device("cpu"))
+    assert said == [*"aabb", "recording", *"aa", "recording", *"bb"]
+    assert [(each.title, each.busy, each.kernels) for each in found] == [
+        (name, 0.75, (("kernel", 0.8, 1.5),)) for name in "ab"
+    ]
+
+
+def test_a_device_waits_for_the_host_between_steps_and_not_within_them() -> None:
+    said: list[str] = []
+    executor: Any = Executor(said)
+    timed = Timed(executor)
+    timed.event = lambda: SimpleNamespace(record=lambda: said.append("mark"))
+    timed.marks = []
+    timed.draw(timed.launch(None))  # type: ignore[arg-type]
+    assert said == ["mark", "launch", "draw", "mark"]
+
+    class Mark:
+        def __init__(self, at: float) -> None:
+            self.at = at
+
+        def elapsed_time(self, later: "Mark") -> float:
+            """Milliseconds until another."""
+            return later.at - self.at
+
+    assert waits([Mark(at) for at in (0, 10, 10.5, 20, 20.25, 30)]) == 0.75
