@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from polyfleet.engine.adapters import Adapters
 from polyfleet.engine.batching.batcher import Batcher
 from polyfleet.engine.batching.checks import check_request, in_segments
-from polyfleet.engine.batching.flight import first_line
+from polyfleet.engine.batching.parts import first_line
 from polyfleet.engine.canary.canary import CANARY_ID, CanarySource
 from polyfleet.engine.choosing.sizing import capacity_of, window_of
 from polyfleet.engine.executor import DeviceTimeout, Executor

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from polyfleet.engine.batching.flight import first_line
+from polyfleet.engine.batching.parts import first_line
 from polyfleet.engine.canary.canary import Canary, CanarySource
 from polyfleet.engine.canary.later import CanaryLater, starts_later
 from polyfleet.engine.canary.reference import Source, canary_for, source_of

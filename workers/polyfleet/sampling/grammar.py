@@ -75,20 +75,24 @@ class GrammarMask:
 
     def fill(self, generated_ids: Sequence[int], bits: Int32s) -> None:
         """As TokenMask. Raises GrammarError."""
-        matcher = self._future.result()
+        matcher, taken = self._matcher, self._taken
         kept = self._kept(generated_ids)
-        if kept < len(self._taken):  # drafts that proved wrong
-            matcher.rollback(len(self._taken) - kept)
-            del self._taken[kept:]
-        if new := list(generated_ids[kept:]):
-            matcher.consume_tokens(new)
-            self._taken += new
-        if not matcher.is_error():
+        if kept < len(taken):  # drafts that proved wrong
+            matcher.rollback(len(taken) - kept)
+            del taken[kept:]
+        new = generated_ids[kept:]
+        if not new or matcher.consume_tokens(new):
+            taken += new
             matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         if matcher.is_error():  # in a mask, too: it would leave the end alone, as if the answer were whole
             raise GrammarError(f"the grammar can't be gone on with: {_first(matcher.get_error())}")
         if self._stop_token_ids and matcher.is_accepting():
             allow(bits, self._stop_token_ids)
+
+    @cached_property
+    def _matcher(self) -> Any:
+        """Compiled; raises what was wrong with the grammar."""
+        return self._future.result()
 
     def _kept(self, generated_ids: Sequence[int]) -> int:
         """How many of the tokens taken are still there: only drafts may have gone, the last of them."""

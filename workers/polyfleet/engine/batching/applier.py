@@ -6,9 +6,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from polyfleet.engine.batching.batch import BatchCounters
-from polyfleet.engine.batching.flight import Flight, Part
+from polyfleet.engine.batching.flight import Flight
 from polyfleet.engine.batching.holdings import Holdings
 from polyfleet.engine.batching.ledger import Ledger
+from polyfleet.engine.batching.parts import Part
 from polyfleet.engine.executor import StepOutput
 from polyfleet.engine.speculation.speculation import Speculator
 from polyfleet.engine.step.sequence import Sequence, SequenceState

@@ -11,9 +11,10 @@ from polyfleet.engine.batching.batch import BatchCounters, BatchLimits, StepRepo
 from polyfleet.engine.batching.budget import StepBudget
 from polyfleet.engine.batching.checks import check_lengths
 from polyfleet.engine.batching.composer import Composer
-from polyfleet.engine.batching.flight import Flight, first_line
+from polyfleet.engine.batching.flight import Flight
 from polyfleet.engine.batching.holdings import Holdings, least_tokens
 from polyfleet.engine.batching.ledger import Ledger
+from polyfleet.engine.batching.parts import first_line
 from polyfleet.engine.executor import Capacity, DeviceTimeout, Executor, Pending, StepOutput, StepTooLarge
 from polyfleet.engine.speculation.speculation import Speculator
 from polyfleet.engine.step.image_rows import SequenceImages

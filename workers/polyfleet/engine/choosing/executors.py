@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Protocol, TypeVar, cast
 
 from polyfleet.backends.protocol import KernelCapabilities
-from polyfleet.engine.batching.flight import first_line
+from polyfleet.engine.batching.parts import first_line
 from polyfleet.engine.executor import Executor, Footprint
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.kernels.ranks import Ranks

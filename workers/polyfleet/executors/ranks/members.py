@@ -13,7 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from polyfleet.engine.batching.flight import first_line
+from polyfleet.engine.batching.parts import first_line
 from polyfleet.engine.executor import DeviceTimeout
 from polyfleet.executors.ranks import wire
 from polyfleet.executors.ranks.board import Board
