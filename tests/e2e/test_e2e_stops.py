@@ -75,26 +75,32 @@ def named(signals: tuple[signal.Signals, ...]) -> str:
     return "+".join(each.name for each in signals)
 
 
-@pytest.mark.parametrize("signals", [(INT,), (TERM,), (HUP,), (INT, INT), (TERM, INT)], ids=named)
-@pytest.mark.parametrize(
-    "reach",
-    [
-        pytest.param(until(r"polyfleet\.gateway"), id="gateway-starts"),
-        pytest.param(until(r"polyfleet\.scheduler"), id="ray-is-imported"),
-        pytest.param(until("gcs_server"), id="ray-starts"),
-        pytest.param(until("raylet"), id="ray-joins"),
-        pytest.param(until("^ray::SchedulerActor"), id="scheduler-starts"),
-        pytest.param(until(r"polyfleet\.serving"), id="worker-loads"),
-        pytest.param(serving, id="serving"),
-        pytest.param(with_streams, id="streaming"),
-        pytest.param(without("raylet", signal.SIGKILL), id="raylet-just-killed"),
-        pytest.param(without("raylet", signal.SIGSTOP), id="raylet-hangs"),
-        pytest.param(without("gcs_server", signal.SIGSTOP), id="control-store-hangs"),
-        pytest.param(without(r"^ray::SchedulerActor", signal.SIGSTOP), id="scheduler-hangs"),
-        pytest.param(without(r"polyfleet\.scheduler", signal.SIGKILL), id="driver-just-killed"),
-        pytest.param(ray_starting_again, id="ray-starts-again"),
-    ],
-)
+STATES: dict[str, Callable[[ServeProcess, ExitStack], None]] = {
+    "gateway-starts": until(r"polyfleet\.gateway"),
+    "ray-is-imported": until(r"polyfleet\.scheduler"),
+    "ray-starts": until("gcs_server"),
+    "ray-joins": until("raylet"),
+    "scheduler-starts": until("^ray::SchedulerActor"),
+    "worker-loads": until(r"polyfleet\.serving"),
+    "serving": serving,
+    "streaming": with_streams,
+    "raylet-just-killed": without("raylet", signal.SIGKILL),
+    "raylet-hangs": without("raylet", signal.SIGSTOP),
+    "control-store-hangs": without("gcs_server", signal.SIGSTOP),
+    "scheduler-hangs": without(r"^ray::SchedulerActor", signal.SIGSTOP),
+    "driver-just-killed": without(r"polyfleet\.scheduler", signal.SIGKILL),
+    "ray-starts-again": ray_starting_again,
+}
+# Each state is left by one signal and by two, which of them in turn: all are heard by the same ear.
+ONCE, TWICE = ((INT,), (TERM,), (HUP,)), ((INT, INT), (TERM, INT))
+CASES = [
+    pytest.param(reach, signals[number % len(signals)], id=f"{state}-{named(signals[number % len(signals)])}")
+    for number, (state, reach) in enumerate(STATES.items())
+    for signals in (ONCE, TWICE)
+]
+
+
+@pytest.mark.parametrize(("reach", "signals"), CASES)
 def test_a_stop_leaves_nothing(
     tmp_path: Path,
     private: Path,
