@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
 from bench.card.shapes import SHAPES, write_model
-from bench.command import parser_of
+from bench.command import parser_of, positive, run
 from bench.report import Row, compare, publish
 
 from polyfleet.cli.stack.settings import bundled_model
@@ -57,13 +57,20 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--executor", default="auto")
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--adapters", type=int, default=16, help="how many (default 16), shared out over the sequences")
-    parser.add_argument("--sequences", type=int, default=16)
-    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument(
+        "--adapters", type=positive, default=16, help="how many (default 16), shared out over the sequences"
+    )
+    parser.add_argument("--sequences", type=positive, default=16)
+    parser.add_argument("--rank", type=positive, default=16)
     parser.add_argument("--targets", default=",".join(LINEARS), help="linears that they change (default: all)")
-    parser.add_argument("--tokens", type=int, default=32, help="that each sequence decodes in a round (default 32)")
-    parser.add_argument("--repeats", type=int, default=5)
-    return parser.parse_args()
+    parser.add_argument(
+        "--tokens", type=positive, default=32, help="that each sequence decodes in a round (default 32)"
+    )
+    parser.add_argument("--repeats", type=positive, default=5)
+    wanted = parser.parse_args()
+    if unknown := set(wanted.targets.split(",")) - LINEARS.keys():
+        parser.error(f"--targets: {', '.join(sorted(unknown))} is not among {', '.join(LINEARS)}")
+    return wanted
 
 
 def write_adapter(folder: Path, shapes: dict[str, tuple[int, int]], targets: list[str], rank: int, seed: int) -> Path:
@@ -151,4 +158,4 @@ def rows(rates: dict[bool, list[tuple[float, float]]]) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

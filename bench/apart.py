@@ -9,12 +9,11 @@ through shared memory (5 GB/s); a block of 64 tokens holds the steps of the work
 """
 
 import random
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from bench.command import parser_of
+from bench.command import above_zero, parser_of, positive, run
 from bench.report import Row, compare, publish
 
 from polyfleet.placement.policy import Policy
@@ -117,12 +116,12 @@ def rows(requests: int, load: float) -> list[Row]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate and print."""
     parser = parser_of(__doc__)
-    parser.add_argument("--requests", type=int, default=3000, help="of the trace (default: 3000)")
-    parser.add_argument("--load", type=float, default=0.7, help="share of what both workers can do (default: 0.7)")
+    parser.add_argument("--requests", type=positive, default=3000, help="of the trace (default: 3000)")
+    parser.add_argument("--load", type=above_zero, default=0.7, help="share of what both workers can do (default: 0.7)")
     options = parser.parse_args(arguments)
     publish(rows(options.requests, options.load), options.json)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -19,7 +19,7 @@ from typing import Any
 
 import grpc
 import psutil
-from bench.command import parser_of, positive
+from bench.command import parser_of, positive, run
 from bench.report import Row, compare, publish
 from tests.support.browser import CHROMIUM, FLAGS
 
@@ -204,4 +204,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

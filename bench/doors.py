@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from bench.command import parser_of, positive
+from bench.command import parser_of, positive, run
 from bench.report import Row, publish
 
 from polyfleet.benchmark.work import percentile
@@ -151,4 +151,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

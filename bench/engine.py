@@ -26,7 +26,7 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
 from bench import overhead, structured
-from bench.command import parser_of
+from bench.command import parser_of, positive, run
 from bench.contenders.process import PACKAGES, ContenderError, Running, describe, running, sweep, unavailable
 from bench.contenders.workload import CLOCKS, WORKLOADS, Setting, Workload
 from bench.report import Row, compare, publish
@@ -75,7 +75,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default="wall",
         help="cpu: processor time, for busy machines (with --threads 1)",
     )
-    parser.add_argument("--repeats", type=int, default=5, help="rounds over all contenders (default 5)")
+    parser.add_argument("--repeats", type=positive, default=5, help="rounds over all contenders (default 5)")
     parser.add_argument("--overhead", action="store_true", help="an executor that computes nothing instead of a model")
     parser.add_argument("--structured", action="store_true", help="ours alone: with a JSON schema beside free text")
     _add_card(parser)
@@ -86,8 +86,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     chosen.peers = names(parser, "--peers", chosen.peers, tuple(PACKAGES), ())
     workloads = names(parser, "--workloads", chosen.workloads, NAMES, NAMES)
     chosen.workloads = [each for each in WORKLOADS if each.name in workloads]
-    if chosen.repeats < 1:
-        parser.error("--repeats must be 1 or more")
     if chosen.overhead or chosen.card:
         return chosen
     chosen.model = (chosen.model or default_model(parser)).resolve()
@@ -241,4 +239,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

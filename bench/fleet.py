@@ -7,12 +7,11 @@ of the capacity. Goodput counts requests that kept 2 s to the first token and 0.
 sustained where 95 % of them do.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Any
 
-from bench.command import parser_of
+from bench.command import parser_of, positive, run
 from bench.report import Row, compare, publish
 
 from polyfleet.cli.commands.simulate import policy_of
@@ -94,7 +93,7 @@ def hit_rows(requests: int) -> Iterator[Row]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate and print."""
     parser = parser_of(__doc__)
-    parser.add_argument("--requests", type=int, default=3000, help="of each trace (default: 3000)")
+    parser.add_argument("--requests", type=positive, default=3000, help="of each trace (default: 3000)")
     options = parser.parse_args(arguments)
     rows = [*goodput_rows(options.requests), *sustained_rows(options.requests), *hit_rows(options.requests)]
     rows += shed_rows(options.requests)
@@ -103,4 +102,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from bench.command import parser_of
+from bench.command import above_zero, parser_of, positive, run
 from bench.overhead import NoExecutor
 from bench.report import Row, compare, publish
 from numpy.typing import NDArray
@@ -82,8 +82,8 @@ def serve(giver: Engine, over: threading.Event, given: list[int]) -> None:
 def main() -> None:
     """Measure and print."""
     parser = parser_of(__doc__)
-    parser.add_argument("--tokens", type=int, default=8192, help="of the prompt (default: 8192)")
-    parser.add_argument("--step-ms", type=float, default=50.0, help="of the giving engine (default: 50)")
+    parser.add_argument("--tokens", type=positive, default=8192, help="of the prompt (default: 8192)")
+    parser.add_argument("--step-ms", type=above_zero, default=50.0, help="of the giving engine (default: 50)")
     given = parser.parse_args()
     giver, there = engine(given.step_ms / 1000, given.tokens)
     taker, _ = engine(0.01, given.tokens)
@@ -114,4 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -16,7 +16,7 @@ from math import exp
 from pathlib import Path
 from statistics import fmean, median
 
-from bench.command import parser_of
+from bench.command import parser_of, positive, run
 from bench.report import Row, compare, publish
 from tokenizers import Tokenizer
 
@@ -78,11 +78,11 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("model", nargs="?", type=Path, default=None, help="(default: SmolLM2)")
     parser.add_argument("--kv-dtype", default="int8", choices=("int8", "fp8"))
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--sequences", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--tokens", type=positive, default=4096)
+    parser.add_argument("--sequences", type=positive, default=1)
+    parser.add_argument("--steps", type=positive, default=16)
+    parser.add_argument("--repeats", type=positive, default=9)
+    parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--executor", default="auto")
     parser.add_argument("--text", type=Path, default=Path(str(files("polyfleet.loading") / "perplexity.txt")))
     given = parser.parse_args()
@@ -113,4 +113,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench.command import parser_of, positive
+from bench.command import parser_of, positive, run
 from bench.report import Row, compare, publish
 from safetensors.torch import save_file
 from tests.support.quantised_folders import WAYS
@@ -122,4 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

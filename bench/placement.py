@@ -10,13 +10,12 @@ of 100 workers.
 
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from unittest import mock
 
-from bench.command import parser_of
+from bench.command import parser_of, run
 from bench.report import Row, compare, publish
 from tests.support.undialled import undialled
 
@@ -168,4 +167,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

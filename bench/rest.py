@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-from bench.command import parser_of, positive
+from bench.command import parser_of, positive, run
 from bench.report import Row, publish
 from tests.support.ports import free_addresses
 from tests.support.serve_process import ServeProcess, command_line
@@ -109,4 +109,4 @@ def rows(shares: dict[tuple[int, str], list[float]], memory: dict[tuple[int, str
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
 import psutil
-from bench.command import parser_of, positive
+from bench.command import parser_of, positive, run
 from bench.load.cpu import CpuClock
 from bench.load.targets import HttpTarget
 from bench.load.worker import WorkerTarget
@@ -167,4 +167,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -10,17 +10,16 @@ rates. Rows have the simulator's figure, the real one as peer, and how they comp
 import asyncio
 import random
 import statistics
-import sys
 import time
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from bench.command import parser_of
+from bench.command import above_zero, parser_of, positive, run
 from bench.report import Row, compare, publish
 from bench.soaking.stack import OwnStack
 
 from polyfleet.cli.fleet_client import open_fleet
-from polyfleet.client import AsyncClient
+from polyfleet.client import AsyncClient, PolyfleetError
 from polyfleet.placement.policy import Policy
 from polyfleet.simulator.engine import LEAST_PROMPT
 from polyfleet.simulator.figures import first_seconds, token_seconds
@@ -119,8 +118,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--gateway", default="", metavar="HOST:PORT", help="of a stack that runs already")
     parser.add_argument("--fleet", default="", metavar="HOST:PORT", help="its scheduler")
-    parser.add_argument("--requests", type=int, default=40, help="of the trace (default: 40)")
-    parser.add_argument("--load", type=float, default=0.5, help="share of the workers' capacity (default: 0.5)")
+    parser.add_argument("--requests", type=positive, default=40, help="of the trace (default: 40)")
+    parser.add_argument("--load", type=above_zero, default=0.5, help="share of the workers' capacity (default: 0.5)")
     options = parser.parse_args(arguments)
     trace = draw_trace(options.requests, 2, shared=False, prompt_tokens=PROMPT, output_tokens=OUTPUT)
     with ExitStack() as stack:
@@ -144,4 +143,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, PolyfleetError)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
-from bench.command import parser_of
+from bench.command import above_zero, parser_of, positive, run
 from bench.report import Row, publish
 from bench.soaking.attacks import ATTACKS
 from bench.soaking.cases import Answer, Case, first_difference, make_cases
@@ -38,16 +38,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line. Exits with a message for what can't be run."""
     parser = parser_of(__doc__)
     stack = parser.add_argument_group("the stack; without --grpc and --http one is started")
-    stack.add_argument("--workers", type=int, default=2, help="of the stack that is started (default 2)")
+    stack.add_argument("--workers", type=positive, default=2, help="of the stack that is started (default 2)")
     stack.add_argument("--model", default="", help="GGUF file or folder that it serves (default: SmolLM2)")
     stack.add_argument("--grpc", default="", metavar="ADDRESS", help="host:port of a gateway that runs already")
     stack.add_argument("--http", default="", metavar="ADDRESS", help="its HTTP port")
     stack.add_argument("--api-key-file", type=Path, help="file whose first line is the key")
     load = parser.add_argument_group("load")
-    load.add_argument("--seconds", type=float, default=480.0, help="no stream starts later (default 480)")
-    load.add_argument("--clients", type=int, default=8, help="streams at once (default 8)")
-    load.add_argument("--cases", type=int, default=24, help="different requests (default 24)")
-    load.add_argument("--max-tokens", type=int, default=96, help="generated; short prompts: twice (default 96)")
+    load.add_argument("--seconds", type=above_zero, default=480.0, help="no stream starts later (default 480)")
+    load.add_argument("--clients", type=positive, default=8, help="streams at once (default 8)")
+    load.add_argument("--cases", type=positive, default=24, help="different requests (default 24)")
+    load.add_argument("--max-tokens", type=positive, default=96, help="generated; short prompts: twice (default 96)")
     load.add_argument("--cancel-share", type=float, default=0.2, help="of streams, left half-way (default 0.2)")
     load.add_argument("--kill-seconds", type=float, default=40.0, help="between kills; 0: none (default 40)")
     load.add_argument("--attack", default="", metavar="NAMES", help=f"all, or some of {','.join(ATTACKS)}")
@@ -167,4 +167,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
-from bench.command import parser_of
+from bench.command import parser_of, run
 from bench.contenders.workload import CLOCKS, Clock
 from bench.engine import default_model
 from bench.report import Row, compare, publish
@@ -119,4 +119,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

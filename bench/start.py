@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 from bench.card.shapes import SHAPES, write_model
-from bench.command import parser_of, positive
+from bench.command import parser_of, positive, run
 from bench.report import Row, publish
 from tests.support.running_worker import REAL, RunningWorker
 
@@ -89,6 +89,8 @@ def main() -> None:
     parser.add_argument("--accelerator", default="cpu", help="whose device the worker takes (default: cpu)")
     parser.add_argument("--shape", choices=tuple(SHAPES), help="random weights in bfloat16 instead of a model's")
     given = parser.parse_args()
+    if given.model and not given.model.exists():
+        parser.error(f"{given.model}: there is no such file or folder")
     with tempfile.TemporaryDirectory() as folder:
         if given.shape:
             path = write_model(SHAPES[given.shape], Path(folder), open_machine(given.accelerator)[0].device)
@@ -99,4 +101,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -19,10 +19,11 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
-from bench.command import parser_of
+from bench.command import parser_of, positive, run
 from bench.contenders.workload import CLOCKS, Clock
 from bench.report import Row, compare, publish
 
+from polyfleet.engine.choosing.machines import open_machine
 from polyfleet.engine.engine import Engine
 from polyfleet.loading.load import load_model
 from polyfleet.text.grammar import make_grammar
@@ -90,12 +91,12 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--executor", default="auto")
     parser.add_argument("--tokens", type=Path, metavar="FILE", help="a tokenizer.json (default: the bundled model's)")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=positive, default=5)
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         shape = SHAPES[wanted.shape]
         shape = replace(shape, layers=wanted.layers or shape.layers)
-        folder = write_model(shape, Path(name), wanted.device)
+        folder = write_model(shape, Path(name), open_machine(wanted.device)[0].device)
         (folder / "tokenizer.json").write_text(_tokens(wanted.tokens), encoding="utf-8")
         options = EngineOptions(
             device=wanted.device, executor=wanted.executor, max_sequences=SEQUENCES, context_length=512
@@ -115,4 +116,4 @@ def _tokens(path: Path | None) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 import yaml
-from bench.command import parser_of
+from bench.command import above_zero, parser_of, positive, run
 from bench.report import Row, compare, publish
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fleet_certificates import Roots
@@ -147,8 +147,8 @@ async def measured(seconds: float, rounds: int) -> tuple[Fleet, Fleet]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = parser_of(__doc__)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each round (default: 3)")
-    parser.add_argument("--rounds", type=int, default=6, help="of each fleet (default: 6)")
+    parser.add_argument("--seconds", type=above_zero, default=3.0, help="of each round (default: 3)")
+    parser.add_argument("--rounds", type=positive, default=6, help="of each fleet (default: 6)")
     options = parser.parse_args(arguments)
     guarded, plain = asyncio.run(measured(options.seconds, options.rounds))
     publish(rows_of(guarded, plain), options.json)
@@ -169,4 +169,4 @@ def rows_of(guarded: Fleet, plain: Fleet) -> list[Row]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

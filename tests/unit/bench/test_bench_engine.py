@@ -65,7 +65,7 @@ def test_rows_compare_with_each_peer() -> None:
         (["--peers", "nobody"], "--peers: nobody is not among transformers, llama.cpp, openvino"),
         (["--workloads", "decode_2"], "--workloads: decode_2 is not among decode_1, decode_16, prefill_512"),
         (["--model", "/nowhere/x.gguf"], "there is no such file or folder"),
-        (["--repeats", "0"], "--repeats must be 1 or more"),
+        (["--repeats", "0"], "--repeats: must be 1 or more"),
     ],
 )
 def test_bad_arguments_are_named(

@@ -79,14 +79,14 @@ class PassedOver:
 
 
 class NoExecutor(ValueError):
-    """No executor of a device runs the model; one sentence."""
+    """No executor of a device runs the model, or none is called so; one sentence."""
 
 
 def candidates(options: EngineOptions, device: str, capabilities: KernelCapabilities) -> dict[str, str]:
     """The executors that `options` mean on torch's `device` (of which `capabilities` speak): name -> module:class.
 
     `auto` means the device's own, the best first, or the EXACT ones where a dtype is asked for: others may compute
-    in int8 where weights are quantised. Raises ValueError for options that can't be met.
+    in int8 where weights are quantised. Raises NoExecutor for options that can't be met.
     """
     possible: dict[str, str] = {}
     for entry in capabilities.executors:
@@ -99,8 +99,8 @@ def candidates(options: EngineOptions, device: str, capabilities: KernelCapabili
     if wanted in possible:
         return {wanted: possible[wanted]}
     if wanted in KNOWN:
-        raise ValueError(f"the {wanted} executor can't run on {device}: choose {' or '.join(('auto', *possible))}")
-    raise ValueError(f"there is no executor {wanted!r}: choose one of {', '.join(('auto', *{**KNOWN, **possible}))}")
+        raise NoExecutor(f"the {wanted} executor can't run on {device}: choose {' or '.join(('auto', *possible))}")
+    raise NoExecutor(f"there is no executor {wanted!r}: choose one of {', '.join(('auto', *{**KNOWN, **possible}))}")
 
 
 def find(name: str, target: str) -> ExecutorKind:
