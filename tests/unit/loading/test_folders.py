@@ -228,24 +228,6 @@ def test_weights_of_an_unsupported_type(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("model-00009-of-00003.safetensors", "of weight_map is missing"),
-        ("../model/model-00001-of-00003.safetensors", "is no safetensors file of this folder"),
-        ("weights.bin", "is no safetensors file of this folder"),
-        (7, "is no safetensors file of this folder"),
-    ],
-)
-def test_bad_index(tmp_path: Path, name: Any, reason: str) -> None:
-    folder = write_folder(tmp_path / "model", SHAPE, num_shards=3)
-    path = folder / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    index["weight_map"]["model.norm.weight"] = name
-    path.write_text(json.dumps(index))
-    assert reason in refused(folder)
-
-
-@pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"model": None}, "model is missing"),

@@ -7,11 +7,11 @@ still be refused by `load_model`, which reads all numbers and the tokenizer.
 from pathlib import Path
 
 from polyfleet.loading.folder.config import read_config
-from polyfleet.loading.folder.files import check_is_model, weight_files
+from polyfleet.loading.folder.files import check_is_model, read_headers, weight_files
 from polyfleet.loading.gguf import config as gguf_config
 from polyfleet.loading.gguf.metadata import check_model_metadata
 from polyfleet.loading.gguf.split import read_files
-from polyfleet.loading.headers import check_config, check_entries, check_tensors, read_beginning, read_headers
+from polyfleet.loading.headers import check_config, check_entries, check_tensors, read_beginning
 from polyfleet.loading.sources import local_model
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.errors import ModelFileError
@@ -57,7 +57,7 @@ def check_is_gguf(path: Path) -> None:
 
 def _glance_at_folder(path: Path) -> ModelConfig:
     check_is_model(path)
-    entries = read_headers(weight_files(path))
+    entries = read_headers(path, weight_files(path))
     architecture, config, scheme = read_config(path)
     check_entries(str(path), config, architecture.folder_names, scheme, entries)
     return config

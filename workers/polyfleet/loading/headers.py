@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
 from pathlib import Path
@@ -31,11 +31,6 @@ class Entry:
     file: Path
     dtype: str
     shape: tuple[int, ...]
-
-
-def read_headers(files: Iterable[Path]) -> dict[str, Entry]:
-    """Of all the files, as `read_header` of each."""
-    return {name: entry for file in files for name, entry in read_header(file).items()}
 
 
 def read_beginning(path: Path) -> bytes:

@@ -14,7 +14,7 @@ from torch import Tensor
 from polyfleet.graph.ops import OpKind
 from polyfleet.kernels.weights import Weight
 from polyfleet.loading.folder.config import read_config
-from polyfleet.loading.folder.files import INDEX, check_is_model, weight_files
+from polyfleet.loading.folder.files import INDEX, check_is_model, read_headers, weight_files
 from polyfleet.loading.folder.tensors import FORMATS, Tensors, open_tensors
 from polyfleet.loading.headers import PART
 from polyfleet.loading.model import ModelFileError
@@ -71,7 +71,8 @@ def quantise_folder(source: Path, destination: Path, bits: int, group: int, prog
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        with open_tensors(weight_files(source)) as tensors:
+        read_headers(source, files := weight_files(source))  # which refuses what is not whole
+        with open_tensors(files) as tensors:
             matrices = _Matrices(tensors, architecture, config)
             group = _group(source, group, matrices.columns)
             written, places = _write_weights(matrices, partial, bits, group, progress)

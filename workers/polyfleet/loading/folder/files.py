@@ -1,11 +1,13 @@
 """Which files of a Hugging Face folder are the model. No torch is imported here, and no weight is read."""
 
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from polyfleet.loading.headers import Entry, read_header
 from polyfleet.loading.other_kinds import instead
 from polyfleet.models.errors import ModelFileError
-from polyfleet.models.fields import read_json
+from polyfleet.models.fields import Fields, read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -53,6 +55,19 @@ def weight_files(folder: Path) -> list[Path]:
     raise _nothing(folder, f"the folder has neither {SINGLE} nor {INDEX}")
 
 
+def read_headers(folder: Path, files: Iterable[Path]) -> dict[str, Entry]:
+    """Of all the folder's files, as `read_header` of each; raises ModelFileError where its index says otherwise."""
+    entries: dict[str, Entry] = {}
+    for file in files:
+        for name, entry in read_header(file).items():
+            if name in entries:
+                raise ModelFileError(f"{file}: tensor {name!r} stands in {entries[name].file.name} too")
+            entries[name] = entry
+    if (folder / INDEX).is_file():
+        _check_index(read_json(folder / INDEX), entries)
+    return entries
+
+
 def _without_index(folder: Path, found: list[Path]) -> list[Path]:
     """A single file, or all parts of one model."""
     for each in found:
@@ -70,6 +85,17 @@ def _without_index(folder: Path, found: list[Path]) -> list[Path]:
         return found
     shown = ", ".join(each.name for each in found[:3])
     raise ModelFileError(f"{folder}: holds {len(found)} safetensors files ({shown}) and no {INDEX} that tells of them")
+
+
+def _check_index(index: Fields, entries: Mapping[str, Entry]) -> None:
+    """Raise ModelFileError unless each tensor lies where `weight_map` says, and no other lies there."""
+    places = index.section("weight_map").values
+    for name, file in places.items():
+        if name not in entries or entries[name].file.name != file:
+            raise index.error(f"weight_map says that tensor {name!r} lies in {file}, which does not hold it")
+    for name, entry in entries.items():
+        if name not in places:
+            raise index.error(f"weight_map leaves out tensor {name!r}, which lies in {entry.file.name}")
 
 
 def _nothing(folder: Path, otherwise: str) -> ModelFileError:

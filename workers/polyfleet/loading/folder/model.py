@@ -6,11 +6,11 @@ from pathlib import Path
 
 from polyfleet.kernels.weights import Weight
 from polyfleet.loading.folder.config import read_config
-from polyfleet.loading.folder.files import check_is_model, weight_files
+from polyfleet.loading.folder.files import check_is_model, read_headers, weight_files
 from polyfleet.loading.folder.tensors import open_tensors, read_weights
 from polyfleet.loading.folder.tokenizer import folder_tokenizer
 from polyfleet.loading.folder.vision import load_vision, read_vision
-from polyfleet.loading.headers import check_entries, read_headers
+from polyfleet.loading.headers import check_entries
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.placing import Keep, place_all
 from polyfleet.loading.progress import Progress
@@ -25,7 +25,7 @@ def load_folder(path: str, progress: Progress, keeping: Callable[[ModelConfig], 
     check_is_model(folder)
     architecture, config, scheme = read_config(folder)
     vision = read_vision(folder, config.hidden_size)
-    entries = read_headers(files := weight_files(folder))
+    entries = read_headers(folder, files := weight_files(folder))
     with open_tensors(files) as tensors:
         names = score_names(architecture.folder_names) if config.score_tokens else architecture.folder_names
         vision = vision and load_vision(vision, tensors)

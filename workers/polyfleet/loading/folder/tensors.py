@@ -55,10 +55,7 @@ def open_tensors(files: Sequence[Path]) -> Iterator[Tensors]:
                 names = list(handles[file].keys())
             except (SafetensorError, OSError, ValueError) as error:
                 raise ModelFileError(f"{file}: the file is truncated or corrupt ({error})") from None
-            for name in names:
-                if name in places:
-                    raise ModelFileError(f"{file}: tensor {name!r} stands in two files")
-                places[name] = file
+            places.update(dict.fromkeys(names, file))
         yield Tensors(places, handles)
 
 
