@@ -15,7 +15,6 @@ from polyfleet.kvcache.portable import KvLayout, converted, require_finite
 from polyfleet.kvcache.travelling import Chunk, Wanted, chunk_tokens, chunks_on_way
 from polyfleet.transfer.channel import Channel, Refused, Stalled
 from polyfleet.transfer.frames import (
-    MAX_PAYLOAD_BYTES,
     Ask,
     BadFrame,
     Blocks,
@@ -141,7 +140,7 @@ class Fetch:
         layout = self._learn(channel)
         self._size = chunk_tokens(layout, self._wanted.grain) * layout.token_bytes
         expected = self._wanted.first
-        receive = partial(channel.receive, most=MAX_PAYLOAD_BYTES, number_bytes=layout.scanned_bytes)
+        receive = partial(channel.receive, most=self._size, number_bytes=layout.scanned_bytes)
         while True:
             self._allow(channel)
             number, buffer = self._buffer()
@@ -153,8 +152,8 @@ class Fetch:
                 if message.reason:
                     raise Refused(message.reason)
                 return
-            if not isinstance(message, Blocks) or message.first != expected or message.tokens % self._wanted.grain:
-                raise BadFrame("a chunk came that does not follow the one before")
+            if not isinstance(message, Blocks) or not self._follows(message, expected):
+                raise BadFrame("a chunk came that does not follow the one before, or is not what was wanted")
             largest: int | None = channel.largest
             if self._slots is not None:
                 payload = self._slots.slot(message.slot, message.tokens * layout.token_bytes)
@@ -176,6 +175,12 @@ class Fetch:
             expected += message.tokens
             self.bytes += payload.nbytes
             self._put(chunk, number)
+
+    def _follows(self, message: Blocks, expected: int) -> bool:
+        """Whether a chunk begins there, holds something and ends within what is wanted."""
+        grain, end = self._wanted.grain, len(self._wanted.token_ids)
+        fits = message.tokens > 0 and message.tokens % grain == 0
+        return fits and message.first == expected and expected + message.tokens <= end
 
     def _taken_over(
         self, theirs: memoryview, buffer: memoryview | None, layout: KvLayout

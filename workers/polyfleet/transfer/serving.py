@@ -91,7 +91,10 @@ class Delivery:
 
     def _released(self, slots: SharedSlots) -> None:
         release, _ = self._channel.expect(Release)
-        slots.release(release.slot)
+        try:
+            slots.release(release.slot)
+        except ValueError as error:
+            raise BadFrame(str(error)) from None
 
     def _next(self) -> KvLayout | Chunk | str:
         inquiry = self._inquiry
