@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from bench.command import parser_of, positive
 from bench.report import Row, compare, publish
 
 from polyfleet.engine import Engine, EngineOptions
@@ -77,14 +78,13 @@ def from_disk(engine: Engine, prompts: list[tuple[int, ...]], folder: Path) -> t
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("model", nargs="?")
     parser.add_argument("--shape", default="", help="of bench/card/shapes.py, instead of a model")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tokens", type=positive, default=4096)
+    parser.add_argument("--repeats", type=positive, default=3)
     parser.add_argument("--executor", default="auto")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     given = parser.parse_args()
     if bool(given.model) == bool(given.shape):
         parser.error("name a model, or a --shape")

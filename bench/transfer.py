@@ -1,6 +1,6 @@
 """How fast keys and values travel between two processes: through shared memory and over TCP, beside a plain copy.
 
-    python bench/transfer.py [--mebibytes N] [--repeats N]
+    python -m bench.transfer [--mebibytes N] [--repeats N] [--json FILE]
 
 Two processes of one host, a worker's TransferRoom in each; rounds alternate, and every ratio is the median of those of
 the rounds. Through shared memory the receiver reads what it needs where it lies, so only the sender copies. Beside the
@@ -13,12 +13,15 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
+from bench.command import parser_of, positive
+from bench.report import Row, compare, publish
 
 from polyfleet.graph.kernel_graph import PerToken
 from polyfleet.kvcache.portable import KvLayout
@@ -110,46 +113,45 @@ def copy(num_bytes: int) -> Spent:
     return Spent(*(each / (count * chunk / 1e9) for each in (clock, cpu, 0.0)))
 
 
-def ratio(plain: list[float], found: list[float]) -> float:
-    """Of a plain copy's rate, round by round."""
-    return median(a / b for a, b in zip(plain, found, strict=True))
-
-
-def report(rounds: dict[str, list[Spent]]) -> None:
-    """A row for each way."""
-    print(f"{'':14} {'clock GB/s':>10} {'x copy':>6} {'CPU GB/s':>9} {'x copy':>6}   CPU ms a GB: sending, receiving")
+def rows(rounds: dict[str, list[Spent]]) -> Iterator[Row]:
+    """Of each way GB/s beside a plain copy's, by the clock and by CPU seconds of the busier side, and what both sides
+    spend on a GB. Ratios are medians of the rounds'."""
     copies = rounds["copy"]
     for name, found in rounds.items():
-        spent = Spent(*(median(each) for each in zip(*found, strict=True)))
-        clock = ratio([each.clock for each in copies], [each.clock for each in found])
-        cpu = ratio([each.cpu for each in copies], [each.cpu for each in found])
-        sides = f"{1000 * spent.sending:.0f}" + (f", {1000 * spent.receiving:.0f}" if spent.receiving else "")
-        print(f"{name:14} {1 / spent.clock:10.2f} {clock:6.2f} {1 / spent.cpu:9.2f} {cpu:6.2f}   {sides}")
+        for unit in ("clock", "cpu") if name != "copy" else ():
+            mine, plain = ([getattr(each, unit) for each in of] for of in (found, copies))
+            row = compare(f"transfer_{name}_{unit}", 1 / median(mine), "GB/s", "copy", 1 / median(plain))
+            yield replace(row, ratio=median(a / b for a, b in zip(plain, mine, strict=True)))
+    for name, found in rounds.items():
+        for side in ("sending", "receiving") if name != "copy" else ():
+            spent = 1000 * median(getattr(each, side) for each in found)
+            copied = 1000 * median(each.cpu for each in copies)
+            yield compare(f"transfer_{name}_{side}", spent, "ms a GB", "copy", copied, lower_is_better=True)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mebibytes", type=int, default=512)
-    parser.add_argument("--repeats", type=int, default=9)
+    parser = parser_of(__doc__)
+    parser.add_argument("--mebibytes", type=positive, default=512, help="of each transfer (default: 512)")
+    parser.add_argument("--repeats", type=positive, default=9, help="rounds (default: 9)")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
         serve()
     room = TransferRoom(TransferSettings("127.0.0.1:0"))
-    peer = subprocess.Popen([sys.executable, __file__, "--serve"], stdout=subprocess.PIPE, text=True)
+    peer = subprocess.Popen([sys.executable, "-m", "bench.transfer", "--serve"], stdout=subprocess.PIPE, text=True)
     try:
         assert peer.stdout is not None
         port, local, key = peer.stdout.readline().split()
         offer = TransferOffer(f"127.0.0.1:{port}", local, bytes.fromhex(key))
         whole = chunk_tokens(LAYOUT, GRAIN)
         tokens = max(1, (given.mebibytes << 20) // LAYOUT.token_bytes // whole) * whole
-        rounds: dict[str, list[Spent]] = {"copy": [], "shared memory": [], "tcp": []}
+        rounds: dict[str, list[Spent]] = {"copy": [], "shared_memory": [], "tcp": []}
         for _ in range(given.repeats):
             rounds["copy"].append(copy(tokens * LAYOUT.token_bytes))
-            rounds["shared memory"].append(fetch(room, offer, tokens, peer.pid))
+            rounds["shared_memory"].append(fetch(room, offer, tokens, peer.pid))
             rounds["tcp"].append(fetch(room, replace(offer, local=""), tokens, peer.pid))
-        report(rounds)
+        publish(rows(rounds), given.json)
     finally:
         peer.kill()
 
