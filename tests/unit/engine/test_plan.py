@@ -72,6 +72,26 @@ def test_arrays_are_those_of_the_plan_before() -> None:
     assert assembler.assemble([], sequences) is plan
 
 
+@pytest.mark.parametrize(
+    ("changes", "same"), [({"logit_bias": {3: 1.0}}, True), ({"min_tokens": 5, "stop_token_ids": (4,)}, False)]
+)
+def test_a_masked_plan_is_kept_where_its_sequences_stay_masked(changes: dict[str, object], same: bool) -> None:
+    """Bars of `min_tokens` end some day, and the needs of the plan with them."""
+    sequences = (decoding(2, 5, **changes), decoding(4, 5))
+    assembler = make(*sequences)
+    launched(assembler, sequences)
+    plan = assembler.assemble([], sequences)
+    assert Need.MASKS in plan.needs
+    assembler.accepted()
+    draws = plan.draws()
+    for each in sequences:
+        each.plan(1, 2)
+    again = assembler.assemble([], sequences)
+    assert (again is plan) is same
+    assert again.draws().positions.tolist() == (draws.positions + 1).tolist()
+    assert again.draws().parameters.tolist() == draws.parameters.tolist()
+
+
 def test_changes_are_told_once() -> None:
     sequences = (decoding(2, 4), decoding(5, 4))
     assembler = make(*sequences)

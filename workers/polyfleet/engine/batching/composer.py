@@ -9,7 +9,7 @@ from polyfleet.engine.batching.cohort import Cohort
 from polyfleet.engine.batching.holdings import Holdings
 from polyfleet.engine.batching.ledger import Ledger
 from polyfleet.engine.speculation.speculation import Speculator
-from polyfleet.engine.step.plan import Share
+from polyfleet.engine.step.rows import Share
 from polyfleet.engine.step.sequence import Sequence, SequenceState
 
 UNREADY_SECONDS = 0.002  # between two looks for a sequence that may start

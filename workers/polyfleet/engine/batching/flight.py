@@ -6,7 +6,7 @@ from polyfleet.engine.batching.cohort import Cohort
 from polyfleet.engine.batching.limits import Limits
 from polyfleet.engine.batching.parts import Failed, Part
 from polyfleet.engine.executor import FAULTS, Pending, StepOutput
-from polyfleet.engine.step.plan import Share
+from polyfleet.engine.step.rows import Share
 from polyfleet.engine.step.sequence import Place, Sequence
 from polyfleet.sampling.draw import Logprobs
 from polyfleet.sampling.masks import Masks

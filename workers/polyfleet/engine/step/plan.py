@@ -9,22 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfleet.engine.step.image_rows import Places, given_rows
-from polyfleet.engine.step.needs import MASKED, NEEDS, OF_ROWS, needs_of_rows
+from polyfleet.engine.step.needs import MASKED, NEEDS, needs_of_rows
 from polyfleet.engine.step.needs import NO_ADAPTER as NO_ADAPTER
 from polyfleet.engine.step.needs import Need as Need
-from polyfleet.engine.step.pool_kinds import POOL_KINDS, pools
+from polyfleet.engine.step.rows import NOTHING as NOTHING
+from polyfleet.engine.step.rows import Parts, Share, decoding, of_shares
 from polyfleet.sampling.arrays import Int32s
 from polyfleet.sampling.draw import PARAMETERS, Draws, Parameters, Start, parameters
 from polyfleet.wire.sampling import GREEDY
 
 if TYPE_CHECKING:
     from polyfleet.engine.step.sequence import Sequence as EngineSequence
-
-Parts = Sequence[Sequence[int] | Int32s]  # arrays of a plan
-Share = tuple["EngineSequence", int]  # a sequence and how many of its next tokens a step computes
-
-
-NOTHING = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(slots=True)
@@ -60,6 +55,7 @@ class StepPlan:
     starts: Sequence[Start]
     adapters: Int32s = field(default_factory=lambda: NOTHING)  # [slots] each one's adapter, or NO_ADAPTER
     inputs: Sequence[NDArray[np.float32]] = ()  # of the graph's inputs [T, width]
+    asked: Parameters | None = None  # [S] of `sampling`, once `draws` has looked it up
     given: Places | None = None  # rows [R], ascending, that have no embedding of their token but the one of [R, H]
 
     @property
@@ -85,9 +81,11 @@ class StepPlan:
     def draws(self) -> Draws:
         """What is asked of the rows of logits; a copy."""
         slots = self.draw_slots.astype(np.int64)
+        if self.asked is None:
+            self.asked = self.sampling[slots]
         drafted = bool((slots[1:] == slots[:-1]).any())
         behind = self.token_ids[self.draw_rows].astype(np.int64) if drafted else None
-        return Draws(self.sampling[slots], slots, self.draw_positions.astype(np.int64), behind=behind)
+        return Draws(self.asked, slots, self.draw_positions.astype(np.int64), behind=behind)
 
 
 class Assembler:
@@ -169,7 +167,8 @@ class Assembler:
             self._last = before
             return before.plan
         plan = self._lay_out(shares, decodes)
-        again = isinstance(decodes, tuple) and decodes and not shares and not self._cleared and not plan.masked
+        again = isinstance(decodes, tuple) and decodes and not shares and not self._cleared
+        again = again and not (plan.masked and any(map(_barred_for_now, decodes)))
         self._last = _Decoding(decodes, plan) if again else None
         return plan
 
@@ -177,12 +176,12 @@ class Assembler:
         for sequence, _ in shares:
             if sequence.scoring and not sequence.num_unscored:
                 self._scored(sequence)
-        parts: Parts = _decoding(decodes)
+        parts: Parts = decoding(decodes)
         needs = 0
         for sequence in decodes:
             needs |= sequence.needs
         if shares:
-            others, more = _of_shares(shares, len(decodes))
+            others, more = of_shares(shares, len(decodes))
             parts = [np.concatenate(both, dtype=np.int32, casting="unsafe") for both in zip(parts, others, strict=True)]
             needs |= more
         tables, sampling = self._tables, self._sampling
@@ -235,6 +234,11 @@ class _Decoding:
         self._growth, self._drawing = growth.astype(np.int32), -1 - self._numbers[2 * count : 3 * count]
 
 
+def _barred_for_now(sequence: "EngineSequence") -> bool:
+    """Whether it needs a mask only until it has so many tokens."""
+    return bool(sequence.needs & Need.MASKS) and sequence.mask is None and not sequence.request.logit_bias
+
+
 def lay_out(
     parts: Parts, needs: Need, block_tables: Int32s, changed: Int32s, sampling: Parameters, starts: Sequence[Start]
 ) -> StepPlan:
@@ -247,54 +251,3 @@ def lay_out(
         *(numbers, ids, positions, slots, row_starts, lengths, draw_rows, draw_slots, draw_positions, pooled, last),
         *(cleared, needs, block_tables, changed, sampling, starts),
     )
-
-
-def _decoding(decodes: Sequence["EngineSequence"]) -> tuple[Int32s, ...]:
-    """The arrays of sequences that have one row and draw, in the order of StepPlan's fields, up to `pool_kinds`."""
-    count = len(decodes)
-    if not count:
-        return (NOTHING, NOTHING, NOTHING, np.zeros(1, dtype=np.int32), *[NOTHING] * 6)
-    slots = np.array([each.place[0] for each in decodes], dtype=np.int32)  # type: ignore[index]
-    lengths = np.array([each.num_tokens for each in decodes], dtype=np.int32)
-    known = [
-        -1 if each.num_tokens - each.num_prompt > len(each.generated_ids) else each.generated_ids[-1]
-        for each in decodes
-    ]
-    token_ids = np.array(known, dtype=np.int32)
-    token_ids = np.where(token_ids < 0, -1 - slots, token_ids)  # of those that are being drawn
-    rows = np.arange(count + 1, dtype=np.int32)
-    return token_ids, lengths - 1, slots, rows, lengths, rows[:count], slots, lengths, NOTHING, NOTHING
-
-
-def _of_shares(shares: Iterable[Share], count: int) -> tuple[Parts, int]:
-    """The same of sequences behind `count` with one row each, and what these need; the first row start is there."""
-    parts: tuple[list[int], ...] = ([], [], [], [], [], [], [], [], [], [])
-    token_ids, positions, slots, row_starts, lengths, draw_rows, draw_slots, draw_positions, pooled, pool_kinds = parts
-    needs = 0
-    for sequence, size in shares:
-        first = sequence.num_computed
-        end = first + size
-        token_ids += sequence.tokens(first, end) if size > 1 else (sequence.next_token(),)
-        num_rows = count + len(token_ids)
-        num_draws = end - sequence.num_tokens + 1
-        positions += range(first, end)
-        slots.append(sequence.slot)
-        lengths.append(end)
-        needs |= sequence.needs & OF_ROWS
-        row_starts.append(num_rows)
-        pooling = sequence.pooling
-        if pooling is not None and pools(pooling, first, end, sequence.num_tokens):
-            pooled.append(count + len(slots) - 1)
-            pool_kinds.append(POOL_KINDS[pooling])
-            needs |= Need.POOLING
-        elif sequence.scoring:
-            draw_rows += range(num_rows - size, num_rows)
-            draw_slots += [sequence.slot] * size
-            draw_positions += range(first + 1, end + 1)
-            needs |= sequence.needs
-        elif pooling is None and num_draws > 0:
-            draw_rows += range(num_rows - num_draws, num_rows)
-            draw_slots += [sequence.slot] * num_draws
-            draw_positions += range(end - num_draws + 1, end + 1)
-            needs |= sequence.needs
-    return parts, needs
