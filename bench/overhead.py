@@ -2,12 +2,14 @@
 
 Rows overhead_1, overhead_32 and overhead_256: milliseconds of processor time a step, with so many sequences that decode
 greedily. A figure is the mean over as many steps as a block has tokens, so that one of them publishes and takes blocks;
-of these the median of a run, and of the runs the best: what else the machine does only adds.
+of these the median of a run, and of the runs the best: what else the machine does only adds. Row overhead_256_turns is
+the same where sequences come and go: each has 100 to 300 tokens, and where one ends another one begins.
 """
 
+import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import cycle
+from itertools import count, cycle
 from statistics import median
 from typing import Any
 
@@ -28,6 +30,7 @@ from polyfleet.wire.requests import SequenceRequest
 
 SIZES = (1, 32, 256)
 PROMPT_TOKENS, BLOCK_TOKENS, BLOCKS = 16, 16, 12
+TURNS = 100, 300  # tokens of a sequence, where they come and go
 VOCABULARY = 1000
 
 
@@ -90,6 +93,32 @@ def measure(repeats: int) -> Iterator[Row]:
     """The rows; the best of `repeats` runs."""
     for size in SIZES:
         yield Row(f"overhead_{size}", min(_run(size) for _ in range(repeats)), "ms")
+    yield Row(f"overhead_{SIZES[-1]}_turns", min(_turns(SIZES[-1]) for _ in range(repeats)), "ms")
+
+
+def _turns(size: int) -> float:
+    """Milliseconds a step, the median over blocks, once sequences have come to end one by one."""
+    engine, lengths, reports = _engine(size), random.Random(0), Reports()
+    names = count()
+
+    def add() -> None:
+        number = next(names)
+        prompt = tuple((number * 31 + position) % VOCABULARY for position in range(PROMPT_TOKENS))
+        tokens = lengths.randrange(*TURNS)
+        engine.add(SequenceRequest(f"sequence-{number:04}-of-the-benchmark", prompt, max_tokens=tokens))
+
+    for _ in range(size):
+        add()
+    blocks = []
+    for _ in range(2 * TURNS[1] // BLOCK_TOKENS):
+        spent = 0.0
+        for _ in range(BLOCK_TOKENS):
+            seconds, ended = _step(engine, reports)
+            spent += seconds
+            for _ in range(ended):
+                add()
+        blocks.append(spent)
+    return median(blocks[TURNS[1] // BLOCK_TOKENS :]) / BLOCK_TOKENS * 1000
 
 
 def _run(size: int) -> float:
@@ -105,11 +134,15 @@ def _run(size: int) -> float:
 
 def _block(engine: Engine, reports: Reports) -> float:
     """Seconds of processor time that a block's steps take, with all that the engine's process says of them."""
+    return sum(_step(engine, reports)[0] for _ in range(BLOCK_TOKENS))
+
+
+def _step(engine: Engine, reports: Reports) -> tuple[float, int]:
+    """Seconds of processor time that a step takes, and how many sequences ended in it."""
     started = time.thread_time()
-    for _ in range(BLOCK_TOKENS):
-        updates = engine.step()
-        frame(StepNews(updates, [], reports.status(engine, commanded=False), None))
-    return time.thread_time() - started
+    updates = engine.step()
+    frame(StepNews(updates, [], reports.status(engine, commanded=False), None))
+    return time.thread_time() - started, sum(update.finish_reason is not None for update in updates)
 
 
 def _engine(size: int) -> Engine:
