@@ -13,6 +13,7 @@ less, and what the one carries beside them is what sharing ports, quotas and met
 
 Rows: streams per CPU second and CPU microseconds per token of all rounds together, whose lowest and highest stand
 beside; the share of the CPU time that the busiest process takes, which bounds what several carry on cores of their own;
+with `apart`, how many times what one process carries that is (`gateway_times_one_process`);
 the time to the first token at 32 clients, the median, and what is added to the bare server's own: of clients that begin
 `together`, within 10 ms, and so end and begin again with only chance to part them, and of `spread` ones, of which some
 begin at any time.
@@ -165,6 +166,9 @@ def rows(turns: dict[str, list[Turn]], firsts: dict[tuple[str, str], list[Turn]]
     for name in (*BARE, APART):
         if {"gateway", name} <= rates.keys():
             yield compare(f"gateway_beside_{name}", rates["gateway"], "streams", name, rates[name])
+    if {"gateway", APART} <= rates.keys():
+        shares = statistics.mean(turn.busiest for turn in turns["gateway"])
+        yield Row("gateway_times_one_process", rates["gateway"] / rates[APART] / shares, "x")
     medians = {key: statistics.median(turn.load.first_seconds for turn in some) for key, some in firsts.items()}
     for (begin, name), median in medians.items():
         yield Row(f"gateway_first_token_{begin}_{name}", median * 1000, "ms")

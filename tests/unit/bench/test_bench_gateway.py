@@ -38,6 +38,13 @@ def test_rows_say_streams_a_cpu_second_and_what_is_added_to_a_bare_server() -> N
     assert found["gateway_added_first_token_spread_gateway"].value == pytest.approx(1)
 
 
+def test_rows_say_how_many_times_one_process_several_carry_on_cores_of_their_own() -> None:
+    """Each costs a quarter more than alone, and the busiest has 0.3 of the work."""
+    load = Load(400, 12800, 0.012)
+    found = {row.name: row for row in rows({"gateway": [Turn(load, 1.25, 0.3)], "apart": [Turn(load, 1.0, 0.25)]}, {})}
+    assert found["gateway_times_one_process"].value == pytest.approx(0.8 / 0.3)
+
+
 async def test_clients_begin_together_or_spread_over_a_stream() -> None:
     begins = list[float]()
     loop = asyncio.get_running_loop()
