@@ -3,7 +3,11 @@
 import ast
 import asyncio
 import builtins
+import os
 import re
+import shutil
+import tempfile
+from asyncio.subprocess import PIPE
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
@@ -16,6 +20,7 @@ from tests.support.gateway_rig import MODEL, VOCABULARY, GatewayRig
 from tests.support.text_assets import assets_document, byte_level_tokenizer
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "clients.md").read_text(encoding="utf-8")
+BUNDLED = "smollm2-135m-instruct"
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 PERSON = '{"name": "Ann", "age": 41}'
 
@@ -27,8 +32,11 @@ def code(section: str) -> str:
 
 
 PREFACE, *SECTIONS = re.split(r"^## ", DOCUMENT, flags=re.MULTILINE)
-NAMED = (section.partition("\n") for section in SECTIONS)
-EXAMPLES = {name: code(body) for name, _, body in NAMED if name.isidentifier()}  # others are not Python
+NAMED = {name: code(body) for name, _, body in (section.partition("\n") for section in SECTIONS)}
+EXAMPLES = {name: example for name, example in NAMED.items() if name.isidentifier()}  # others are not Python
+IN_NODE = {name: example for name, example in NAMED.items() if name.endswith(", in Node")}
+INSTALLED = Path(tempfile.gettempdir()) / "polyfleet-clients"  # by `python -m bench.clients`
+OTHER_FOLDERS = {"langchain_openai": "langchain"}
 QUICK = ("openai", "polyfleet")  # the others' libraries take their time to import
 
 
@@ -65,6 +73,29 @@ async def test_the_example_runs(name: str, capsys: pytest.CaptureFixture[str]) -
         await asyncio.to_thread(exec, EXAMPLES[name], scope)
     printed = capsys.readouterr().out
     assert "It is cold." in printed or "Ann" in printed or "Paris" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*EXAMPLES, *IN_NODE])
+async def test_the_example_runs_in_the_environment_that_the_bench_made(name: str, tmp_path: Path) -> None:
+    options: Any = {"assets": assets_document(), "vocabulary_size": VOCABULARY, "end_token_ids": [2]}
+    async with GatewayRig() as rig:
+        await rig.add(FakeWorker("w-1", MODEL, tokens=Answers().token, **options))
+        if name in EXAMPLES:
+            program, script = INSTALLED / OTHER_FOLDERS.get(name, name) / "bin" / "python", tmp_path / "example.py"
+            here = f"BASE_URL, MODEL = {rig.http!r}, {MODEL!r}"
+            script.write_text("\n".join((code(PREFACE), here, EXAMPLES[name])))
+        else:
+            program, script = Path(shutil.which("node") or "node"), tmp_path / "example.mjs"
+            (tmp_path / "node_modules").symlink_to(INSTALLED / "node" / "node_modules")
+            script.write_text(IN_NODE[name].replace("http://127.0.0.1:8000", rig.http).replace(BUNDLED, MODEL))
+        if not program.exists() or (name in IN_NODE and not (INSTALLED / "node").exists()):
+            pytest.skip(f"{name} is not installed")
+        environment = {**os.environ, "NO_PROXY": "*", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+        run = await asyncio.create_subprocess_exec(program, script, stdout=PIPE, stderr=PIPE, env=environment)
+        printed, errors = await run.communicate()
+    assert run.returncode == 0, errors.decode()
+    assert any(said in printed.decode() for said in ("It is cold.", "Ann", "Paris"))
 
 
 DRAFT = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "additionalProperties": False}
