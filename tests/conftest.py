@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+SLOW_SECONDS = 900  # against hanging, of a test that takes minutes where others use the machine
 WAITING = ("tests/e2e", "tests/integration")
 LONGEST = (
     "tests/e2e/test_e2e_lifecycle.py",
@@ -70,6 +71,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     files = list(dict.fromkeys(file_of(item.nodeid) for item in items))
     places = {file: place for place, file in enumerate(ordered(files))}
     items.sort(key=lambda item: places[file_of(item.nodeid)])
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
