@@ -1,6 +1,7 @@
 """`polyfleet serve` is stopped in every state: it ends soon, and no process, file or port is left."""
 
 import os
+import re
 import signal
 import socket
 import tempfile
@@ -126,7 +127,7 @@ def test_a_stop_leaves_nothing(
     assert serve.processes() == set()
     assert serve.locks() == []
     assert os.listdir(private) == []
-    assert not [name for name in shared_files() - shared if any(str(pid) in name for pid in seen)]
+    assert not [name for name in shared_files() - shared if seen & set(map(int, re.findall(r"\d+", name)))]
     for address in (serve.grpc, serve.http, serve.fleet, serve.metrics, serve.gateway_metrics):
         host, port = address.split(":")
         socket.create_server((host, int(port))).close()
