@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +11,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.unit.kvcache.test_tiers import BLOCK, LAYOUT, contents
 
 from polyfleet.graph.kernel_graph import PerToken
@@ -226,3 +229,22 @@ def test_a_damaged_file_ends_a_read_and_is_counted(
     assert later.problems["refused"] == 1
     assert "its checksum is wrong" in caplog.text
     later.close()
+
+
+@settings(max_examples=150, deadline=None)
+@given(at=st.integers(0, FILE_BYTES), flip=st.integers(0, 255), cut=st.integers(0, 3))
+def test_whatever_byte_is_damaged_or_missing_the_file_is_refused(at: int, flip: int, cut: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        made = files(Path(folder))
+        made.write(name(1), contents(1))
+        path = Path(folder) / f"{name(1).hex()}.kv"
+        data = bytearray(path.read_bytes())
+        at %= len(data)
+        data[at] ^= flip
+        path.write_bytes(data[: len(data) - cut])
+        if not flip and not cut:
+            assert same(made.read(name(1)), contents(1))
+            return
+        with pytest.raises(BadBlock):
+            made.read(name(1))
+        assert not path.exists()

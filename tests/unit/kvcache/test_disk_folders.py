@@ -75,6 +75,7 @@ def test_a_file_in_the_directorys_place_is_said_once_and_tried_again_later(
     assert kept(tier, 2, 3) == 0
     assert (len(tier), tier.problems["unwritable"]) == (0, 2)
     assert caplog.text.count("are unwritable, so prompts are computed: ") == 1
+    assert caplog.text.count("were removed by somebody") == 1
     place.unlink()
     assert kept(tier, 4) == 1
     tier.close()

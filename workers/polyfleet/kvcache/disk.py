@@ -127,7 +127,7 @@ class DiskTier:
         """
         if is_claimed(self._folder, self._lock):
             return
-        log.warning("The KV blocks in %s were removed by somebody, so prompts are computed.", self._folder)
+        self._say("removed", f"The KV blocks in {self._folder} were removed by somebody, so prompts are computed.")
         self._files = self._files_in(self._folder)
         folder, lock = claim(self._directory)
         os.close(self._lock)
@@ -161,7 +161,10 @@ class DiskTier:
 
     def _fails(self, problem: str, reason: object) -> None:
         self.problems[problem] += 1
-        if self._said.get(problem) == str(reason):
-            return
-        self._said[problem] = str(reason)
-        log.warning("The KV blocks in %s are %s, so prompts are computed: %s.", self._folder, problem, reason)
+        self._say(problem, f"The KV blocks in {self._folder} are {problem}, so prompts are computed: {reason}.")
+
+    def _say(self, problem: str, line: str) -> None:
+        """What is not what was said of it last."""
+        if self._said.get(problem) != line:
+            self._said[problem] = line
+            log.warning("%s", line)
