@@ -68,9 +68,10 @@ def make_grammar(
     rules = ""
     if calls is not None:
         tools = read_tools(calls.tools, calls.names)
+        places = {tool.name: place for place, tool in enumerate(read_tools(calls.tools))}
         for index, tool in enumerate(tools):
             parts[f"arguments_{index}"] = _arguments(tool, every=calls.required)
-            _check(f"tools[{index}].function.parameters", parts[f"arguments_{index}"])
+            _check(f"tools[{places[tool.name]}].function.parameters", parts[f"arguments_{index}"])
         rules = _calls(tools, calls, marks, channels=channels, free=not calls.required and structure is None)
         alternatives.append("calls")
     main = f"{_start(closing_of_thoughts, marks, channels=channels)}{rules}\nanswer: {' | '.join(alternatives)}\n"

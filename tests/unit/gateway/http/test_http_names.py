@@ -183,9 +183,9 @@ def test_what_the_core_refuses_is_called_as_the_client_wrote_it(
 
 def test_a_tools_schema_that_can_not_be_kept_to_is_called_as_the_client_wrote_it() -> None:
     bad = {"type": "object", "properties": {"a": {"type": "strin"}}}
-    tools = [{"name": "f", "input_schema": bad}]
-    request, names = of_message({"tools": tools, "tool_choice": {"type": "any"}})
+    tools = [{"name": "f"}, {"name": "g", "input_schema": bad}]
+    request, names = of_message({"tools": tools, "tool_choice": {"type": "tool", "name": "g"}})
     with pytest.raises(FieldError) as caught:
-        make_grammar(None, Calls(request.tools, required=True))
-    assert json.loads(request.tools[0])["function"]["parameters"] == bad
-    assert http_field(caught.value.field, names) == "tools[0].input_schema"
+        make_grammar(None, Calls(request.tools, request.tool_names, required=True))
+    assert json.loads(request.tools[1])["function"]["parameters"] == bad
+    assert http_field(caught.value.field, names) == "tools[1].input_schema"
