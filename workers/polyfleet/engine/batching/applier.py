@@ -41,7 +41,7 @@ class Applier:
     ) -> list[SequenceUpdate]:
         """The same of the sequences that decode."""
         decodes, block_size, num_usual = flight.decodes, self._holdings.block_size, 0
-        if self._ledger.num_moves == decodes.num_moves:
+        if len(decodes) > 1 and self._ledger.num_moves == decodes.num_moves:  # one alone is as quick without
             full = decodes.take(token_ids[: len(decodes)].tolist(), block_size)
             if full is not None:
                 for sequence in full:

@@ -46,7 +46,7 @@ class Cohort(tuple[Sequence, ...]):
 
         None, and nothing given, where one of them may end by it, or where this is the first step of theirs.
         """
-        if self.drawn is None or not self:
+        if self.drawn is None:
             return None  # it takes as long to find out as it saves in one step
         usual = self._usual = self._usual or self._known_ahead(block_size)
         if len(usual.taken[0]) >= usual.last or not usual.ends.isdisjoint(token_ids):
