@@ -102,7 +102,7 @@ def taken_in(bench: Bench, chunks: Sequence[Chunk]) -> tuple[float, float]:
         began, used = time.perf_counter(), time.thread_time()
         addition = exchange.begin_add(hashes, at, chunks[at // BLOCK_SIZE % len(chunks)].caches)
         now, more = time.perf_counter(), time.thread_time()
-        while not addition.written.done():
+        while not addition.writing.over:
             time.sleep(1e-4)
         ending, last = time.perf_counter(), time.thread_time()
         assert exchange.end_add(addition) == at + BLOCK_SIZE

@@ -35,7 +35,7 @@ class Played:
 
     def begin_add(self, hashes: list[bytes], first: int, caches: Any) -> Any:
         self.now += self.costs[first // TOKENS] / 4
-        return SimpleNamespace(first=first, written=SimpleNamespace(done=lambda: True))
+        return SimpleNamespace(first=first, writing=SimpleNamespace(over=True))
 
     def end_add(self, addition: Any) -> int:
         self.now += self.costs[addition.first // TOKENS] * 3 / 4

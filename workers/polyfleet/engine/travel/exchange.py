@@ -1,7 +1,6 @@
 """Exchange: gives cached beginnings of prompts to other engines, and takes theirs; see docs/kv-layout.md."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from polyfleet.engine.batching.holdings import Holdings
 from polyfleet.engine.executor import BlockImport, Executor
+from polyfleet.engine.travel.writer import Writer, Writing
 from polyfleet.kvcache.portable import BLOCK_TOKENS, Array, Buffer, KvLayout, KvPrefix, pack, unpack
 from polyfleet.wire.hashing import ROOT_HASH, chain_hashes, prefix_root
 
@@ -21,8 +21,7 @@ class Addition:
     held: list[list[int]]  # those that were cached when it began
     first: int  # the number in the chain of the blocks that are written
     blocks: list[list[int]]
-    importing: BlockImport
-    written: "Future[None]"
+    writing: Writing
 
 
 class Exchange:
@@ -37,7 +36,7 @@ class Exchange:
         self.executor = executor
         self._fingerprint = fingerprint
         self._layout: KvLayout | None = None
-        self._writer = ThreadPoolExecutor(1, "kv import")  # begins with the first that may be written beside steps
+        self._writer = Writer()
 
     def export_prefix(self, token_ids: Sequence[int], salt: bytes = b"") -> bytes:
         """The document of the longest cached beginning, perhaps of no token at all."""
@@ -106,8 +105,7 @@ class Exchange:
         hashes = self._within(hashes, start, caches)
 
         def write(blocks: list[list[int]], first: int) -> None:
-            part = self._part(caches, first - start // self._holdings.block_size, len(blocks[0]))
-            self.executor.import_blocks(blocks[0], part, *blocks[1:])
+            self._write(blocks, self._part(caches, first - start // self._holdings.block_size, len(blocks[0])))
 
         return self.fill(hashes, start, write)
 
@@ -121,31 +119,41 @@ class Exchange:
         self._share(held)
         first = max(len(held[0]), start // self._holdings.block_size)
         blocks = self._allocated(len(hashes) - first)
+        holding = [each + more for each, more in zip(held, blocks, strict=True)]
+        part = self._part(caches, first - start // self._holdings.block_size, len(blocks[0]))
         try:
-            importing, run = self._import_of(blocks)
+            writing = self._begin_writing(blocks, part)
         except Exception:
-            self._release([each + more for each, more in zip(held, blocks, strict=True)])
+            self._release(holding)
             raise
-        written = run(importing.write, self._part(caches, first - start // self._holdings.block_size, len(blocks[0])))
-        addition = Addition(hashes, held, first, blocks, importing, written)
-        self._holdings.arriving[addition] = [each + more for each, more in zip(held, blocks, strict=True)]
+        addition = Addition(hashes, held, first, blocks, writing)
+        self._holdings.arriving[addition] = holding
         return addition
 
-    def _import_of(self, blocks: list[list[int]]) -> tuple[BlockImport, Callable[..., "Future[None]"]]:
-        """How blocks are written, and what runs that."""
-        if not blocks[0]:
-            return BlockImport(lambda caches: None), _at_once
-        self._holdings.before_write()
-        for lane, each in zip(self._holdings.lanes, blocks, strict=True):
-            lane.written(each)  # so that no step clears them meanwhile
-        begin = getattr(self.executor, "begin_import", None)
-        if begin is not None and (found := begin(*blocks)) is not None:
-            return found, self._writer.submit
-        return BlockImport(lambda caches: self.executor.import_blocks(blocks[0], caches, *blocks[1:])), _at_once
+    def _begin_writing(self, blocks: list[list[int]], caches: Sequence[Array]) -> Writing:
+        """By the executor beside its steps, if it can; else it is over when this returns."""
+        found: BlockImport | None = None
+        if blocks[0]:
+            self._holdings.before_write()
+            for lane, each in zip(self._holdings.lanes, blocks, strict=True):
+                lane.written(each)  # so that no step clears them meanwhile
+            begin = getattr(self.executor, "begin_import", None)
+            found = begin(*blocks) if begin is not None else None
+        writing = Writing(found or BlockImport(lambda given: self._write(blocks, given)), caches)
+        if found is None:
+            writing.run()
+        else:
+            self._writer.give(writing)
+        return writing
+
+    def _write(self, blocks: list[list[int]], caches: Sequence[Array]) -> None:
+        if blocks[0]:
+            self.executor.import_blocks(blocks[0], caches, *blocks[1:])
 
     def end_add(self, addition: Addition) -> int:
         """Cache what was written, which this waits for; returns as `add` does. Raises what writing raised."""
-        error = addition.written.exception()
+        addition.writing.wait()
+        error = addition.writing.error
         first, hashes, blocks = addition.first, addition.hashes, addition.blocks
         count = len(addition.held[0])
         between = self._holdings.known(hashes[count:first])
@@ -163,14 +171,14 @@ class Exchange:
 
     def drop(self, addition: Addition) -> None:
         """It is not wanted any more: waits until nothing is written to its blocks."""
-        addition.written.cancel()
-        wait([addition.written])
+        addition.writing.wanted = False
+        addition.writing.wait()
         self._leave(addition, [[] for _ in addition.blocks], doubtful=True)
 
     def _leave(self, addition: Addition, between: list[list[int]], *, doubtful: bool) -> None:
         """Give back what an addition has held, all of it in the chain's order."""
         del self._holdings.arriving[addition]
-        addition.importing.end()
+        addition.writing.importing.end()
         if doubtful:
             self._clear(addition.blocks)
         parts = zip(addition.held, between, addition.blocks, strict=True)
@@ -178,7 +186,7 @@ class Exchange:
 
     def close(self) -> None:
         """Nothing is written any more."""
-        self._writer.shutdown(cancel_futures=True)
+        self._writer.close()
 
     def fill(self, hashes: list[bytes], start: int, write: Callable[[list[list[int]], int], None]) -> int:
         """As `add`, of what `write` puts into blocks: of each lane those of the chain from a number on."""
@@ -250,14 +258,3 @@ class Exchange:
     def chain(self, token_ids: Sequence[int], salt: bytes) -> list[bytes]:
         """The hashes that name a prompt's beginnings here."""
         return list(chain_hashes(token_ids, self._holdings.block_size, prefix_root(self._fingerprint, salt)))
-
-
-def _at_once(work: Callable[..., None], *given: object) -> "Future[None]":
-    """Done by the thread that asks for it."""
-    done = Future[None]()
-    try:
-        work(*given)
-        done.set_result(None)
-    except Exception as error:
-        done.set_exception(error)
-    return done

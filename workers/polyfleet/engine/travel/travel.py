@@ -190,7 +190,7 @@ class Travel:
         An executor that can't write is no reason to end all that runs.
         """
         additions = arrival.additions
-        while additions and not arrival.broken and additions[0][0].written.done():
+        while additions and not arrival.broken and additions[0][0].writing.over:
             addition, chunk, number, cost = additions.popleft()
             began = self._clock()
             try:
