@@ -118,7 +118,7 @@ class BackendRegistry:
     def _load(cls, key: str) -> Callable[[], HardwareBackend]:
         if key in BUILT_IN:
             import_module(BUILT_IN[key])
-        for point in _entry_points():
+        for point in () if key in cls._factories else _entry_points():
             if point.name == key and key not in cls._factories:
                 try:
                     cls._factories[key] = point.load()

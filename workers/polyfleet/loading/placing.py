@@ -262,4 +262,5 @@ def _half_split(weight: Weight, names: TensorNames, config: ModelConfig) -> torc
     pairs = columns.view(-1, 2) if names.interleaved else columns.view(2, -1).t()
     still = torch.arange(turning, width).view(2, -1)
     order = torch.cat((pairs[:, 0], still[0], pairs[:, 1], still[1]))
-    return rows.view(len(rows) // width, width, rows.shape[1])[:, order].reshape(weight.data.shape)
+    heads = rows.view(len(rows) // width, width, rows.shape[1])
+    return heads.index_select(1, order).reshape(weight.data.shape)  # by whole rows, where [:, order] goes by numbers

@@ -39,6 +39,7 @@ OTHER_FORMATS: Mapping[int, str] = {
 PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
 
 STRING, ARRAY, BOOL = 8, 9, 7
+LENGTH = struct.Struct("<Q")  # of a string, in bytes
 SCALARS: Mapping[int, str] = {  # value type -> struct code
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
@@ -173,8 +174,9 @@ class _Header:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
 
     def string(self) -> str:
+        (size,) = LENGTH.unpack(self.take(LENGTH.size))
         try:
-            return self.take(self.unpack("Q")).decode("utf-8")
+            return self.take(size).decode()
         except UnicodeDecodeError:
             raise self.error(f"the header holds text that is not UTF-8 before byte {self.position}") from None
 
