@@ -23,11 +23,11 @@ from bench.report import Row, compare, publish
 from polyfleet.engine.batching.holdings import Holdings
 from polyfleet.engine.executor import Capacity
 from polyfleet.engine.travel.exchange import Exchange
-from polyfleet.executors.block_access import BlockAccess
-from polyfleet.executors.block_copies import BlockCopies
-from polyfleet.executors.block_moves import block_moves
-from polyfleet.executors.host_memory import page_locked
-from polyfleet.executors.streams import streams_of
+from polyfleet.executors.blocks.access import BlockAccess
+from polyfleet.executors.blocks.copies import BlockCopies
+from polyfleet.executors.blocks.host_memory import page_locked
+from polyfleet.executors.blocks.moves import block_moves
+from polyfleet.executors.blocks.streams import streams_of
 from polyfleet.graph.kernel_graph import PerToken
 from polyfleet.kvcache.portable import Joined
 from polyfleet.kvcache.storage import KvStorage

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polyfleet.executors.block_moves import block_moves
+from polyfleet.executors.blocks.moves import block_moves
 from polyfleet.graph.kernel_graph import PerToken
 from polyfleet.kernels.cached import BYTES, CODES
 from polyfleet.kernels.triton.blocks import BlockMover

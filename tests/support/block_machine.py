@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from polyfleet.engine.executor import BlockImport
-from polyfleet.executors import block_copies
-from polyfleet.executors.block_copies import BlockCopies
-from polyfleet.executors.host_rows import HostRows
+from polyfleet.executors.blocks import copies as block_copies
+from polyfleet.executors.blocks.copies import BlockCopies
+from polyfleet.executors.blocks.host_rows import HostRows
 from polyfleet.graph.kernel_graph import PerToken
 from polyfleet.kvcache.portable import Joined
 from polyfleet.kvcache.storage import KvStorage

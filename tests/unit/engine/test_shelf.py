@@ -19,9 +19,9 @@ from polyfleet.engine.engine import Engine
 from polyfleet.engine.step.plan import StepPlan
 from polyfleet.engine.travel import shelf
 from polyfleet.engine.travel.pace import Pace
-from polyfleet.executors.block_copies import BlockCopies
+from polyfleet.executors.blocks.copies import BlockCopies
+from polyfleet.executors.blocks.host_rows import HostRows
 from polyfleet.executors.eager import EagerExecutor
-from polyfleet.executors.host_rows import HostRows
 from polyfleet.executors.torch_pending import TorchPending
 from polyfleet.kvcache.block_files import BlockFiles
 from polyfleet.kvcache.travelling import DISK_PROBLEMS

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.support.block_machine import BLOCKS, CPU, LOCAL, ROWS, SIZE, Machine, ManyStreams, plan, storage
 
 from polyfleet.engine.executor import DeviceTimeout
-from polyfleet.executors import block_copies
-from polyfleet.executors.block_copies import BlockCopies
-from polyfleet.executors.host_rows import HostRows
-from polyfleet.executors.streams import HostStreams, OneStream, streams_of
+from polyfleet.executors.blocks import copies as block_copies
+from polyfleet.executors.blocks.copies import BlockCopies
+from polyfleet.executors.blocks.host_rows import HostRows
+from polyfleet.executors.blocks.streams import HostStreams, OneStream, streams_of
 from polyfleet.kernels.cached import BYTES, CODES
 
 KINDS = ["step", "store", "load", "take", "take_locked", "begin_take", "end_takes", "export", "begin"]
@@ -74,7 +74,7 @@ def test_every_reader_finds_what_was_written_last(operations: list[tuple[str, in
 
 
 def test_many_pieces_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyfleet.executors.host_rows.PIECE_BYTES", 1)  # a block each
+    monkeypatch.setattr("polyfleet.executors.blocks.host_rows.PIECE_BYTES", 1)  # a block each
     machine = Machine(3)
     for block in range(BLOCKS):
         machine.step((block + 1) % BLOCKS, block)

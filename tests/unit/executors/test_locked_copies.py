@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.support.block_machine import Machine, joined, plan
 
-from polyfleet.executors import block_copies
+from polyfleet.executors.blocks import copies as block_copies
 
 
 def test_page_locked_memory_is_read_where_it_is_and_kept_until_then() -> None:

@@ -13,11 +13,11 @@ from polyfleet.engine.executor import Capacity, Footprint, Pending, StepOutput, 
 from polyfleet.engine.pooling import pool
 from polyfleet.engine.step.needs import ADAPTED
 from polyfleet.engine.step.plan import NOTHING, Need, StepPlan
-from polyfleet.executors.block_access import BlockAccess
-from polyfleet.executors.block_copies import BlockCopies
-from polyfleet.executors.block_moves import block_moves
-from polyfleet.executors.host_rows import STAGE_BYTES
-from polyfleet.executors.streams import streams_of, wait_for
+from polyfleet.executors.blocks.access import BlockAccess
+from polyfleet.executors.blocks.copies import BlockCopies
+from polyfleet.executors.blocks.host_rows import STAGE_BYTES
+from polyfleet.executors.blocks.moves import block_moves
+from polyfleet.executors.blocks.streams import streams_of, wait_for
 from polyfleet.executors.torch_memory import (
     cache_dtype,
     estimate,

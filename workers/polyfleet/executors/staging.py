@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polyfleet.engine.step.needs import ADAPTED
 from polyfleet.engine.step.plan import StepPlan
-from polyfleet.executors.streams import wait_for
+from polyfleet.executors.blocks.streams import wait_for
 from polyfleet.executors.torch_pending import Fetched
 from polyfleet.kernels.triton.stepping import results_of
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from polyfleet.engine.executor import BlockImport
 from polyfleet.engine.step.plan import StepPlan
-from polyfleet.executors.block_moves import BlockMoves
-from polyfleet.executors.host_memory import is_locked
-from polyfleet.executors.streams import Mark, Stream, Streams, Work, wait_for
+from polyfleet.executors.blocks.host_memory import is_locked
+from polyfleet.executors.blocks.moves import BlockMoves
+from polyfleet.executors.blocks.streams import Mark, Stream, Streams, Work, wait_for
 from polyfleet.kernels.cached import arriving, leaving
 from polyfleet.kernels.step import can_pin, upload
 from polyfleet.kvcache.portable import Joined

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyfleet.executors.block_copies import COPY_SECONDS, BlockCopies
-from polyfleet.executors.streams import Mark, Stream, wait_for
+from polyfleet.executors.blocks.copies import COPY_SECONDS, BlockCopies
+from polyfleet.executors.blocks.streams import Mark, Stream, wait_for
 from polyfleet.kernels.cached import arriving, leaving
 from polyfleet.kernels.step import upload
 from polyfleet.kvcache.portable import Joined

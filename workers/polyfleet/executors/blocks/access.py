@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 
 from polyfleet.engine.executor import BlockImport
-from polyfleet.executors.block_copies import BlockCopies
-from polyfleet.executors.host_memory import page_locked
-from polyfleet.executors.host_rows import HostRows
+from polyfleet.executors.blocks.copies import BlockCopies
+from polyfleet.executors.blocks.host_memory import page_locked
+from polyfleet.executors.blocks.host_rows import HostRows
 from polyfleet.executors.torch_memory import memory_errors
 from polyfleet.kernels.step import can_pin
 from polyfleet.kvcache.storage import KvStorage
