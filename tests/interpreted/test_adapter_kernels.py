@@ -23,7 +23,7 @@ from polyfleet.graph.adapt import adaptable
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.ops import Op, OpKind
 from polyfleet.kernels.adapters import AdapterTables, LowRank
-from polyfleet.kernels.adapting import ADAPTERS
+from polyfleet.kernels.torch.adapting import ADAPTERS
 from polyfleet.kernels.triton import TRITON
 from polyfleet.kernels.triton import adapters as adapter_kernels
 from polyfleet.loading.adapter import load_adapter

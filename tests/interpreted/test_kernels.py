@@ -12,8 +12,8 @@ from tests.support.kernel_cases import Shape, attention_over, make_context, make
 
 from polyfleet.graph.ops import Norm, Op, OpKind
 from polyfleet.kernels.context import KernelContext
-from polyfleet.kernels.reference import REFERENCE
 from polyfleet.kernels.step import Step
+from polyfleet.kernels.torch.reference import REFERENCE
 from polyfleet.kernels.triton import TRITON
 from polyfleet.kernels.triton import attention as triton_attention
 from polyfleet.kernels.triton.tuning import tuning

@@ -16,7 +16,7 @@ from polyfleet.executors.captured import CapturedExecutor
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.graph.ops import Op, OpKind, Rope, RopeAttention
 from polyfleet.kernels.cached import BYTES, loaded, stored
-from polyfleet.kernels.reference import REFERENCE
+from polyfleet.kernels.torch.reference import REFERENCE
 from polyfleet.kernels.triton import TRITON
 
 BYTE = torch.empty(0, dtype=BYTES)

@@ -10,12 +10,12 @@ from tests.interpreted.test_kernels import KERNELS, _assert_same_caches, assert_
 from tests.support.kernel_cases import Shape, attention_over, make_context, make_step, rope_into
 
 from polyfleet.graph.ops import Norm, Op, OpKind, RopeAttention
-from polyfleet.kernels.packed import Kind, Packed, pack, quantise, unpack
-from polyfleet.kernels.reference import REFERENCE
+from polyfleet.kernels.torch.reference import REFERENCE
 from polyfleet.kernels.triton.linear import Operands, linear, unpacked
 from polyfleet.kernels.triton.matrices import Matrix
 from polyfleet.kernels.triton.pairs import pairs
 from polyfleet.kernels.triton.tuning import Cut, Tuning, tuning
+from polyfleet.kernels.weights.packed import Kind, Packed, pack, quantise, unpack
 
 REFERENCES = {each.op: each for each in REFERENCE}
 poisoned = poisoned_outputs

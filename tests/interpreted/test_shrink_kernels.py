@@ -13,12 +13,12 @@ from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.ops import Norm, Op, OpKind
 from polyfleet.kernels.adapters import AdapterTables, LowRank
 from polyfleet.kernels.context import KernelContext
-from polyfleet.kernels.packed import unpack
 from polyfleet.kernels.triton import shrink
 from polyfleet.kernels.triton.linear import Operands, linear
 from polyfleet.kernels.triton.matrices import Matrix
 from polyfleet.kernels.triton.shrink import Grown
 from polyfleet.kernels.triton.tuning import Tuning
+from polyfleet.kernels.weights.packed import unpack
 
 COLUMNS, EPS = 80, Norm(1e-5)
 ROWS = {"layers.0.q": 44, "layers.0.k": 12, "layers.0.v": 12, "layers.0.o": 64, "layers.0.gate": 48, "layers.0.up": 48}

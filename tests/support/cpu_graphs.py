@@ -15,7 +15,7 @@ from polyfleet.graph.ops import Norm, Op, OpKind, Rope, RopeCache
 from polyfleet.kernels.cpu import library
 from polyfleet.kernels.cpu.library import PfStep
 from polyfleet.kernels.cpu.model import CpuModel
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 
 MAX_ROWS = 4096  # of a step
 Floats = NDArray[np.float32]
@@ -116,7 +116,7 @@ def expand(weight: Weight) -> NDArray[np.float64]:
 
 
 def _of_folders(weight: Weight) -> NDArray[np.float64]:
-    """As kernels/folder_blocks.py states these blocks, written out."""
+    """As kernels/weights/folder_blocks.py states these blocks, written out."""
     blocks = weight.data.numpy().reshape(weight.rows, weight.columns // 32, -1)
     scales = blocks[..., :4].copy().view(np.float32).astype(np.float64)
     if weight.format is WeightFormat.FP8:

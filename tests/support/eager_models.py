@@ -8,7 +8,7 @@ from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.choosing.executors import Workload
-from polyfleet.kernels.weights import Weight
+from polyfleet.kernels.weights.weight import Weight
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record

@@ -11,7 +11,7 @@ from polyfleet.graph.ops import Attention, Rope, RopeCache
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.step import Step
 from polyfleet.kernels.step import make_step as step_over
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 
 NUM_BLOCKS = 64
 

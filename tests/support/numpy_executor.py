@@ -19,8 +19,8 @@ from polyfleet.engine.executor import Capacity, Fault, Footprint, Pending, StepO
 from polyfleet.engine.step.plan import StepPlan
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.ops import Attention, CacheWrite, Norm, Op, OpKind, Rope, of
-from polyfleet.kernels.quantisation import dequantise
-from polyfleet.kernels.weights import Weights
+from polyfleet.kernels.weights.quantisation import dequantise
+from polyfleet.kernels.weights.weight import Weights
 from polyfleet.loading.progress import Progress
 from polyfleet.sampling.draw import Drawn, Draws
 from polyfleet.sampling.host import HostSampler

@@ -18,10 +18,10 @@ from polyfleet.executors.ranks.parts import of_rank
 from polyfleet.graph.lowering import fuse
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Target, choose
-from polyfleet.kernels.program import Program
 from polyfleet.kernels.step import make_step
 from polyfleet.kernels.table import implementations
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.torch.program import Program
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 from polyfleet.kvcache.storage import KvStorage
 from polyfleet.models.fields import Fields
 from polyfleet.models.registry import ARCHITECTURES, record, weight_shapes

@@ -13,7 +13,7 @@ from tests.support.stepping import Driver, logprobs_of
 from tests.support.tiny_models import write_folder
 
 from polyfleet.executors.persistent import PersistentExecutor
-from polyfleet.kernels.weights import WeightFormat
+from polyfleet.kernels.weights.weight import WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record

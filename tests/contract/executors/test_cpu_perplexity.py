@@ -17,8 +17,8 @@ from polyfleet.engine.executor import Capacity
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.persistent import choose_instruction_set, choose_threads
 from polyfleet.kernels.cpu.model import CpuModel
-from polyfleet.kernels.quantisation import dequantise
 from polyfleet.kernels.step import make_step
+from polyfleet.kernels.weights.quantisation import dequantise
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record

@@ -10,7 +10,7 @@ from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.choosing.executors import KNOWN, Workload, find
 from polyfleet.engine.choosing.sizing import MOST_BLOCKS, Machine, capacity_of, resolve
 from polyfleet.engine.executor import Footprint
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import record, weight_shapes

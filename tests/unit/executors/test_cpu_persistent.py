@@ -28,7 +28,7 @@ from polyfleet.executors.persistent import PersistentExecutor, choose_instructio
 from polyfleet.kernels import cpu
 from polyfleet.kernels.cpu import library
 from polyfleet.kernels.cpu.footprint import kv_bytes, weight_bytes
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record

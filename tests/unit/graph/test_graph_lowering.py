@@ -13,8 +13,8 @@ from polyfleet.graph.narrow import narrow
 from polyfleet.graph.ops import OpKind, Rope
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Target, choose
-from polyfleet.kernels.reference import REFERENCE
 from polyfleet.kernels.step import Step, make_step
+from polyfleet.kernels.torch.reference import REFERENCE
 from polyfleet.kvcache.storage import KvStorage
 from polyfleet.models.registry import record
 

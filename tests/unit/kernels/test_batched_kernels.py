@@ -9,12 +9,12 @@ import torch
 from tests.support.kernel_cases import Shape, attention_over, make_context, make_step, rope_into
 
 from polyfleet.graph.ops import Norm, Op, OpKind
-from polyfleet.kernels import batched
-from polyfleet.kernels.batched import BATCHED
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation
-from polyfleet.kernels.reference import REFERENCE
 from polyfleet.kernels.step import Step
+from polyfleet.kernels.torch import batched
+from polyfleet.kernels.torch.batched import BATCHED
+from polyfleet.kernels.torch.reference import REFERENCE
 
 REFERENCES = {each.op: each for each in REFERENCE}
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}

@@ -7,9 +7,9 @@ from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 
 from polyfleet.graph.shard import Cut, NotSharded, StackCut
-from polyfleet.kernels.cutting import part_of
-from polyfleet.kernels.quantisation import dequantise
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.cutting import part_of
+from polyfleet.kernels.weights.quantisation import dequantise
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 
 ROWS, COLUMNS, EXPERTS = 12, 128, 3
 

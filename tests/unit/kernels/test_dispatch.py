@@ -6,8 +6,8 @@ import torch
 from polyfleet.graph.ops import Op, OpKind
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel, Target, choose
-from polyfleet.kernels.reference import REFERENCE
 from polyfleet.kernels.table import implementations
+from polyfleet.kernels.torch.reference import REFERENCE
 
 CPU = Target("cpu", torch.float32)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tests.support.kernel_cases import make_context, make_step
 
 from polyfleet.graph.ops import Experts, Op, OpKind, Route
-from polyfleet.kernels.experts import bind_experts, route
+from polyfleet.kernels.torch.experts import bind_experts, route
 
 Array = NDArray[np.float64]
 ROUTES = {

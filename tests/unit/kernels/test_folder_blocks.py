@@ -5,10 +5,10 @@ import pytest
 import torch
 from tests.support.cpu_graphs import FusedBuilder, Rig, available_sets, expand, needs_library
 
-from polyfleet.kernels.folder_blocks import pack_fp8, pack_integers
-from polyfleet.kernels.packed import Kind, kept, pack_weights, packed_bytes, unpack
-from polyfleet.kernels.quantisation import dequantise
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.folder_blocks import pack_fp8, pack_integers
+from polyfleet.kernels.weights.packed import Kind, kept, pack_weights, packed_bytes, unpack
+from polyfleet.kernels.weights.quantisation import dequantise
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 
 ROWS, COLUMNS = 24, 256
 RANGES = {WeightFormat.INT4: 16, WeightFormat.INT8: 256}

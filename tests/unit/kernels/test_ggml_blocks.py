@@ -7,11 +7,11 @@ import torch
 from numpy.typing import NDArray
 from tests.support.cpu_graphs import HALVES, random_weight
 
-from polyfleet.kernels.ggml_blocks import PLAIN
-from polyfleet.kernels.ggml_lattices import LATTICES
-from polyfleet.kernels.packed import kept, pack_weights
-from polyfleet.kernels.quantisation import BLOCKS, dequantise
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.ggml_blocks import PLAIN
+from polyfleet.kernels.weights.ggml_lattices import LATTICES
+from polyfleet.kernels.weights.packed import kept, pack_weights
+from polyfleet.kernels.weights.quantisation import BLOCKS, dequantise
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 
 FORMS = [*PLAIN, *LATTICES]
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfleet.kernels.packed import Kind, kept, pack, pack_weights, packed_bytes, quantise, unpack
-from polyfleet.kernels.quantisation import BLOCKS, dequantise
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.packed import Kind, kept, pack, pack_weights, packed_bytes, quantise, unpack
+from polyfleet.kernels.weights.quantisation import BLOCKS, dequantise
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 
 CPU = torch.device("cpu")
 

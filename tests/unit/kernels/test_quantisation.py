@@ -6,9 +6,9 @@ import pytest
 import torch
 from tests.support.tiny_models import random_k_blocks
 
-from polyfleet.kernels import quantisation
-from polyfleet.kernels.quantisation import dequantise, row_bytes
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights import quantisation
+from polyfleet.kernels.weights.quantisation import dequantise, row_bytes
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 
 # Those that the package can make blocks of; all others: test_ggml_blocks.py.
 QUANTISED = [

@@ -11,8 +11,8 @@ from torch import Tensor
 from polyfleet.graph.ops import Convolution, DeltaRule, Op, OpKind, StateSpace
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel
-from polyfleet.kernels.recurrent import CHUNK, RECURRENT
 from polyfleet.kernels.step import make_step
+from polyfleet.kernels.torch.recurrent import CHUNK, RECURRENT
 
 CPU, SLOTS = torch.device("cpu"), 4
 BIND = {each.op: each.bind for each in RECURRENT}

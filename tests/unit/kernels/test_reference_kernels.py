@@ -8,9 +8,9 @@ import torch
 from tests.support.kernel_cases import attention_over, make_context, make_step, rope_into
 
 from polyfleet.graph.ops import CacheWrite, Norm, Op, OpKind, Rope
-from polyfleet.kernels.batched import BATCHED
 from polyfleet.kernels.dispatch import Implementation
-from polyfleet.kernels.reference import REFERENCE
+from polyfleet.kernels.torch.batched import BATCHED
+from polyfleet.kernels.torch.reference import REFERENCE
 
 BIND = {each.op: each.bind for each in REFERENCE}
 

@@ -8,8 +8,8 @@ import torch
 from tests.support.kernel_cases import attention_over, make_context
 from tests.support.kernel_cases import make_step as make_case
 
-from polyfleet.kernels import batched
 from polyfleet.kernels.step import lay_out, make_step, upload
+from polyfleet.kernels.torch import batched
 
 CPU = torch.device("cpu")
 

@@ -15,8 +15,8 @@ from tests.support.small_config import SMALL
 from tests.support.tiny_models import TinyShape, random_tensors, write_folder
 from tests.support.tiny_tokenizers import tokenizer_json
 
-from polyfleet.kernels.quantisation import CHUNK_WEIGHTS
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.quantisation import CHUNK_WEIGHTS
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import ModelFileError
 from polyfleet.loading.placing import place_all

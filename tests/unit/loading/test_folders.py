@@ -13,7 +13,7 @@ from tests.support.tiny_models import TinyShape, random_tensors, write_folder
 from tests.support.tiny_tokenizers import tokenizer_json
 from tokenizers import Tokenizer
 
-from polyfleet.kernels.weights import WeightFormat
+from polyfleet.kernels.weights.weight import WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import ModelFileError
 from polyfleet.models.registry import record

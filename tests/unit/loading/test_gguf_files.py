@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.tiny_models import TinyShape, write_gguf
 
-from polyfleet.kernels.quantisation import dequantise
-from polyfleet.kernels.weights import WeightFormat
+from polyfleet.kernels.weights.quantisation import dequantise
+from polyfleet.kernels.weights.weight import WeightFormat
 from polyfleet.loading.gguf.file import read_gguf
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel, ModelFileError

@@ -12,7 +12,7 @@ import torch
 from tests.support.tiny_models import TinyShape, random_tensors, write_folder, write_gguf
 from tests.support.tiny_tokenizers import byte_level_metadata, tokenizer_json
 
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 from polyfleet.loading.fingerprint import SAMPLE_BYTES, SAMPLES, WHOLE_BYTES, fingerprint
 from polyfleet.loading.load import load_model
 

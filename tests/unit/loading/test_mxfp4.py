@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from tests.support.tiny_architectures import TINY, make
 from tests.support.tiny_kinds import LAYERS
 
-from polyfleet.kernels.quantisation import dequantise
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.quantisation import dequantise
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import ModelFileError
 from polyfleet.loading.quantised import mxfp4

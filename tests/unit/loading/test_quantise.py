@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tests.support.tiny_architectures import TINY, make
 from tests.support.tiny_models import Array, TinyShape, random_tensors, write_folder
 
-from polyfleet.kernels.quantisation import dequantise
+from polyfleet.kernels.weights.quantisation import dequantise
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import ModelFileError
 from polyfleet.loading.progress import silent

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.support.quantised_folders import SHAPE, WAYS, Stored, write_quantised
 
-from polyfleet.kernels.quantisation import dequantise
+from polyfleet.kernels.weights.quantisation import dequantise
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import ModelFileError
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from polyfleet.kernels.quantisation import dequantise
-from polyfleet.kernels.weights import WeightFormat
+from polyfleet.kernels.weights.quantisation import dequantise
+from polyfleet.kernels.weights.weight import WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import ModelFileError
 from polyfleet.loading.quantised.tensors import fp8

@@ -7,7 +7,7 @@ from tests.support.small_config import SMALL
 
 from polyfleet.graph.kernel_graph import KernelGraph, PerToken
 from polyfleet.graph.ops import Attention, OpKind, of
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import record, weight_shapes
 

@@ -25,7 +25,10 @@ ALLOWED = {
     ("workers/polyfleet/kernels/triton/chaining.py", ""): "what Triton calls the module of one launch order",
     ("workers/polyfleet/kernels/triton/hopper", ""): "what Gluon calls the module of one architecture",
     ("workers/polyfleet/executors/vulkan.py", ""): "the executor of those shaders, named after them",
-    ("workers/polyfleet/kernels/batched.py", "prefer_steady_attention"): "what torch calls its switch for all devices",
+    (
+        "workers/polyfleet/kernels/torch/batched.py",
+        "prefer_steady_attention",
+    ): "what torch calls its switch for all devices",
     (
         "workers/polyfleet/executors/ranks/one_shot.py",
         "",

@@ -20,10 +20,10 @@ from polyfleet.graph.lowering import fuse
 from polyfleet.graph.ops import OpKind
 from polyfleet.kernels.context import DTYPES, KernelContext
 from polyfleet.kernels.dispatch import Implementation, Target, choose
-from polyfleet.kernels.reference import REFERENCE
 from polyfleet.kernels.step import make_step
 from polyfleet.kernels.table import implementations
-from polyfleet.kernels.weights import Weights
+from polyfleet.kernels.torch.reference import REFERENCE
+from polyfleet.kernels.weights.weight import Weights
 from polyfleet.kvcache.storage import KvStorage
 from polyfleet.loading.progress import silent
 from polyfleet.models.registry import record

@@ -6,7 +6,7 @@ import torch
 
 from polyfleet.graph.kernel_graph import GraphBuilder, KernelGraph
 from polyfleet.graph.ops import DeltaRule, Experts, OpKind, Route, StateSpace
-from polyfleet.kernels.weights import Weight, WeightFormat, Weights
+from polyfleet.kernels.weights.weight import Weight, WeightFormat, Weights
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import weight_shapes

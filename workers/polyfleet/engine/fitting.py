@@ -24,8 +24,8 @@ from polyfleet.engine.choosing.sizing import Machine, computing_dtype, resolve
 from polyfleet.engine.executor import Footprint
 from polyfleet.engine.loader import grouped, with_room
 from polyfleet.graph.ops import OpKind
-from polyfleet.kernels.packed import HEADS, kept
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.packed import HEADS, kept
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
 from polyfleet.wire.limits import FieldError

@@ -16,7 +16,7 @@ from polyfleet.engine.engine import Engine
 from polyfleet.engine.graphs.arrays import Array
 from polyfleet.engine.loader import prepare_engine
 from polyfleet.graph.kernel_graph import KernelGraph
-from polyfleet.kernels.weights import Weights
+from polyfleet.kernels.weights.weight import Weights
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.config import ModelConfig
 from polyfleet.tuning.choice import check_choice

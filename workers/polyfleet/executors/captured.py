@@ -28,9 +28,9 @@ from polyfleet.graph.lowering import fuse
 from polyfleet.graph.narrow import narrow
 from polyfleet.kernels.context import DTYPES
 from polyfleet.kernels.dispatch import Target, choose
-from polyfleet.kernels.program import Program
 from polyfleet.kernels.step import upload
 from polyfleet.kernels.table import implementations
+from polyfleet.kernels.torch.program import Program
 from polyfleet.kernels.triton.stepping import DecodeBuffers, TritonMasking
 from polyfleet.kernels.triton.tuning import tuning
 from polyfleet.kvcache.storage import KvStorage

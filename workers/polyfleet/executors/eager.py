@@ -29,13 +29,13 @@ from polyfleet.executors.torch_memory import (
 from polyfleet.executors.torch_pending import TorchPending, output_of
 from polyfleet.graph.adapt import lowered
 from polyfleet.kernels.adapters import AdapterTables, Parts
-from polyfleet.kernels.batched import prefer_steady_attention
 from polyfleet.kernels.cached import CODES
 from polyfleet.kernels.context import DTYPES, KernelContext
 from polyfleet.kernels.dispatch import Target, choose
-from polyfleet.kernels.program import Program
 from polyfleet.kernels.step import Step, lay_out, upload
 from polyfleet.kernels.table import implementations
+from polyfleet.kernels.torch.batched import prefer_steady_attention
+from polyfleet.kernels.torch.program import Program
 from polyfleet.kvcache.storage import KvStorage
 from polyfleet.loading.progress import Progress, silent
 from polyfleet.sampling.device import DeviceDrawn, DeviceSampler, Masking, can_draw

@@ -27,7 +27,7 @@ from polyfleet.kernels.cpu.implementations import implementations, linear_format
 from polyfleet.kernels.cpu.library import instruction_sets
 from polyfleet.kernels.cpu.model import CpuModel, unsupported
 from polyfleet.kernels.cpu.program import programs
-from polyfleet.kernels.weights import Weights
+from polyfleet.kernels.weights.weight import Weights
 from polyfleet.loading.progress import Progress
 from polyfleet.sampling.draw import Drawn, Draws, Logprobs
 from polyfleet.sampling.host import HostSampler

@@ -14,7 +14,7 @@ from polyfleet.graph.ops import OpKind
 from polyfleet.kernels.adapters import table_numbers
 from polyfleet.kernels.cached import BYTES, CODES
 from polyfleet.kernels.context import DTYPES
-from polyfleet.kernels.packed import kept, packed_bytes
+from polyfleet.kernels.weights.packed import kept, packed_bytes
 from polyfleet.kvcache.storage import bytes_of, bytes_per_token
 from polyfleet.sampling.draw import PARAMETERS, parameters
 from polyfleet.tuning.device_defaults import defaults_of

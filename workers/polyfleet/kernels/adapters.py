@@ -10,7 +10,7 @@ from torch import Tensor
 from polyfleet.graph.adapt import adaptable
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.ops import Op, OpKind
-from polyfleet.kernels.weights import Weights
+from polyfleet.kernels.weights.weight import Weights
 
 
 @dataclass(frozen=True, slots=True)

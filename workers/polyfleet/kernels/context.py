@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from polyfleet.kernels.adapters import AdapterTables
-from polyfleet.kernels.packed import Packed, kept, pack_weights
-from polyfleet.kernels.quantisation import dequantise
 from polyfleet.kernels.ranks import Ranks
-from polyfleet.kernels.weights import Weight, Weights
+from polyfleet.kernels.weights.packed import Packed, kept, pack_weights
+from polyfleet.kernels.weights.quantisation import dequantise
+from polyfleet.kernels.weights.weight import Weight, Weights
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}  # of computation, by name
 

@@ -1,8 +1,8 @@
 """The dispatch table that executors choose from: reference implementations first, faster ones behind them."""
 
-from polyfleet.kernels.batched import BATCHED
 from polyfleet.kernels.dispatch import Implementation
-from polyfleet.kernels.reference import REFERENCE
+from polyfleet.kernels.torch.batched import BATCHED
+from polyfleet.kernels.torch.reference import REFERENCE
 
 
 def implementations() -> tuple[Implementation, ...]:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from polyfleet.kernels.adapters import LowRank, Parts
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 from polyfleet.loading.folder.files import ADAPTER, check_is_adapter
 from polyfleet.loading.model import ModelFileError
 from polyfleet.loading.other_kinds import PICKLES

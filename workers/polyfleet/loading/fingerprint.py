@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from polyfleet.kernels.weights import Weight
+from polyfleet.kernels.weights.weight import Weight
 from polyfleet.loading.model import LoadedModel
 
 WHOLE_BYTES = 1 << 14  # a tensor up to this size counts with all its bytes

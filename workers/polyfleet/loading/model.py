@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from polyfleet.kernels.weights import WeightFormat, Weights
+from polyfleet.kernels.weights.weight import WeightFormat, Weights
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.errors import ModelFileError as ModelFileError
 from polyfleet.models.vision import VisionConfig

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from polyfleet.kernels.quantisation import dequantise
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.quantisation import dequantise
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 from polyfleet.loading.headers import PART
 from polyfleet.models.architecture import TensorNames
 from polyfleet.models.config import ModelConfig

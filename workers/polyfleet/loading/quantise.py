@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from polyfleet.graph.ops import OpKind
-from polyfleet.kernels.weights import Weight
+from polyfleet.kernels.weights.weight import Weight
 from polyfleet.loading.folder.config import read_config
 from polyfleet.loading.folder.files import INDEX, check_is_model, read_headers, weight_files
 from polyfleet.loading.folder.tensors import FORMATS, Tensors, open_tensors

@@ -5,8 +5,8 @@ import re
 
 import torch
 
-from polyfleet.kernels.quantisation import CHUNK_WEIGHTS
-from polyfleet.kernels.weights import Weights
+from polyfleet.kernels.weights.quantisation import CHUNK_WEIGHTS
+from polyfleet.kernels.weights.weight import Weights
 from polyfleet.loading.model import ModelFileError
 from polyfleet.loading.placing import TIED_HEAD
 from polyfleet.loading.progress import Progress, silent

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
 
 from polyfleet.graph.kernel_graph import KernelGraph
-from polyfleet.kernels.weights import Weights
+from polyfleet.kernels.weights.weight import Weights
 from polyfleet.models.arcee import ARCEE
 from polyfleet.models.architecture import Architecture
 from polyfleet.models.bamba import BAMBA

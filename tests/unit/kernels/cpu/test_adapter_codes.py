@@ -7,7 +7,7 @@ import torch
 from tests.support.adapter_codes import decoded
 
 from polyfleet.kernels.cpu.adapters import adapter_bits, pack_rows
-from polyfleet.kernels.weights import WeightFormat
+from polyfleet.kernels.weights.weight import WeightFormat
 
 
 @pytest.mark.parametrize("bits", [4, 8, 16])

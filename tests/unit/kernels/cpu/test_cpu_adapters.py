@@ -16,7 +16,7 @@ from tests.support.cpu_graphs import (
 
 from polyfleet.kernels.adapters import LowRank
 from polyfleet.kernels.cpu.adapters import adapter_bits, pack_rows
-from polyfleet.kernels.weights import WeightFormat
+from polyfleet.kernels.weights.weight import WeightFormat
 
 pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
 

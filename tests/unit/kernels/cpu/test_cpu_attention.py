@@ -16,7 +16,7 @@ from tests.support.cpu_graphs import (
     shuffled,
 )
 
-from polyfleet.kernels.reference import attend, rotate
+from polyfleet.kernels.torch.reference import attend, rotate
 
 pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
 

@@ -22,9 +22,9 @@ from tests.unit.kernels.test_experts import ROUTES
 from polyfleet.graph.kernel_graph import GraphBuilder
 from polyfleet.graph.ops import Experts, Op, OpKind, Route
 from polyfleet.kernels.cpu.model import unsupported
-from polyfleet.kernels.experts import bind_experts, route
-from polyfleet.kernels.quantisation import BLOCKS
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.torch.experts import bind_experts, route
+from polyfleet.kernels.weights.quantisation import BLOCKS
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 
 pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
 

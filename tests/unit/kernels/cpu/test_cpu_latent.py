@@ -9,9 +9,9 @@ from tests.support.cpu_graphs import FusedBuilder, Rig, available_sets, dense, n
 from tests.support.kernel_cases import make_context, make_step
 
 from polyfleet.graph.ops import Attention, Heads, Op, OpKind, Rope
-from polyfleet.kernels.latent import attend_latent, bind_head_linear
-from polyfleet.kernels.reference import rotate
-from polyfleet.kernels.weights import WeightFormat
+from polyfleet.kernels.torch.latent import attend_latent, bind_head_linear
+from polyfleet.kernels.torch.reference import rotate
+from polyfleet.kernels.weights.weight import WeightFormat
 
 pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
 

@@ -20,8 +20,8 @@ from tests.support.cpu_graphs import (
 )
 
 from polyfleet.kernels.cpu.layouts import FORMATS, format_read, readable
-from polyfleet.kernels.quantisation import dequantise
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.quantisation import dequantise
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 
 pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
 

@@ -13,7 +13,7 @@ from polyfleet.graph.ops import OpKind
 from polyfleet.kernels.cpu.buffers import Buffers, place
 from polyfleet.kernels.cpu.program import Program, plan, to_stages
 from polyfleet.kernels.cpu.stages import NONE, Stage, StageKind
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import record, weight_shapes
 

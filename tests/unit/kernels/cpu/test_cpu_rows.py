@@ -17,7 +17,7 @@ from tests.support.cpu_graphs import (
 )
 
 from polyfleet.kernels.cpu.layouts import FORMATS
-from polyfleet.kernels.weights import WeightFormat
+from polyfleet.kernels.weights.weight import WeightFormat
 
 pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
 

@@ -12,8 +12,8 @@ from tests.support.kernel_cases import Shape, attention_over, make_step
 triton = pytest.importorskip("triton")
 
 from polyfleet.graph.ops import Op, OpKind  # noqa: E402
-from polyfleet.kernels.reference import REFERENCE  # noqa: E402
 from polyfleet.kernels.step import Step, upload_all  # noqa: E402
+from polyfleet.kernels.torch.reference import REFERENCE  # noqa: E402
 from polyfleet.kernels.triton import TRITON, hopper  # noqa: E402
 from polyfleet.kernels.triton.tuning import tuning  # noqa: E402
 

@@ -7,10 +7,10 @@ from torch.nn import functional as F
 
 triton = pytest.importorskip("triton")
 
-from polyfleet.kernels.packed import Kind, quantise, unpack  # noqa: E402
 from polyfleet.kernels.triton.linear import Operands, linear, streamed  # noqa: E402
 from polyfleet.kernels.triton.matrices import Matrix  # noqa: E402
 from polyfleet.kernels.triton.tuning import tuning  # noqa: E402
+from polyfleet.kernels.weights.packed import Kind, quantise, unpack  # noqa: E402
 
 OUTPUTS, COLUMNS = 16400, 1024  # no cut's outputs fit evenly; columns are split
 TOLERANCE = 6e-3  # of a whole product

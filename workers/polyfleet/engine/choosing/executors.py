@@ -13,7 +13,7 @@ from polyfleet.engine.batching.parts import first_line
 from polyfleet.engine.executor import Executor, Footprint
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.kernels.ranks import Ranks
-from polyfleet.kernels.weights import Weights
+from polyfleet.kernels.weights.weight import Weights
 from polyfleet.loading.progress import Progress
 from polyfleet.wire.options import EngineOptions
 

@@ -13,7 +13,7 @@ from polyfleet.engine.graphs.arrays import Array, as_ids, as_rows, as_weight
 from polyfleet.engine.graphs.program import GraphProgram, Site
 from polyfleet.graph.kernel_graph import GraphBuilder
 from polyfleet.graph.ops import OpKind
-from polyfleet.kernels.weights import Weight
+from polyfleet.kernels.weights.weight import Weight
 
 GELU_FORMS = {"none": OpKind.GELU, "tanh": OpKind.GELU_TANH}
 

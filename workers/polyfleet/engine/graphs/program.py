@@ -16,7 +16,7 @@ from polyfleet.engine.choosing.sizing import Machine, computing_dtype
 from polyfleet.engine.executor import Capacity, Executor
 from polyfleet.engine.step.plan import Need, lay_out
 from polyfleet.graph.kernel_graph import KernelGraph
-from polyfleet.kernels.weights import Weights
+from polyfleet.kernels.weights.weight import Weights
 from polyfleet.loading.progress import silent
 from polyfleet.sampling.draw import PARAMETERS
 from polyfleet.tuning.device_defaults import usual_block_size

@@ -7,8 +7,8 @@ from polyfleet.engine.choosing.executors import Workload
 from polyfleet.graph.adapt import adaptable
 from polyfleet.graph.shard import Cut, Shard, StackCut, shard
 from polyfleet.kernels.adapters import LowRank, Parts
-from polyfleet.kernels.cutting import part_of
-from polyfleet.kernels.weights import Weight, Weights
+from polyfleet.kernels.weights.cutting import part_of
+from polyfleet.kernels.weights.weight import Weight, Weights
 from polyfleet.loading.headers import PART
 from polyfleet.loading.placing import Keep
 

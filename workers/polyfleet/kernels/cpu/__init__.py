@@ -11,7 +11,7 @@ def describe() -> dict[str, Any]:
     """
     from polyfleet.kernels.cpu.implementations import implementations
     from polyfleet.kernels.cpu.library import LibraryUnavailable, instruction_sets
-    from polyfleet.kernels.weights import WeightFormat
+    from polyfleet.kernels.weights.weight import WeightFormat
 
     try:
         found = instruction_sets()

@@ -8,7 +8,7 @@
 
 #define PF_API extern "C" __attribute__((visibility("default")))
 
-// Storage of a weight as it lies in a model file, or in blocks of kernels/folder_blocks.py.
+// Storage of a weight as it lies in a model file, or in blocks of kernels/weights/folder_blocks.py.
 enum PfFormat : int32_t {
     PF_F32, PF_F16, PF_BF16, PF_Q8_0, PF_Q4_0, PF_Q4_1, PF_Q4_K, PF_Q6_K, PF_INT4, PF_INT8, PF_FP8, PF_NUM_FORMATS
 };

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polyfleet.kernels.cpu.layouts import FOUR_BITS, format_read
 from polyfleet.kernels.cpu.stages import GROUP
-from polyfleet.kernels.weights import WeightFormat
+from polyfleet.kernels.weights.weight import WeightFormat
 
 QUAD = 4  # columns that lie together
 STORED = {16: 1, 8: QUAD, 4: 2 * QUAD}  # columns are padded to multiples of it, by the bits of a number

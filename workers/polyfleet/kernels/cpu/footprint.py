@@ -7,8 +7,8 @@ from polyfleet.graph.ops import Experts, OpKind, of
 from polyfleet.kernels.cpu.layouts import FOUR_BITS, format_read
 from polyfleet.kernels.cpu.stages import GROUP
 from polyfleet.kernels.int8_rows import SCALE_BYTES
-from polyfleet.kernels.quantisation import BLOCKS
-from polyfleet.kernels.weights import Weight, Weights
+from polyfleet.kernels.weights.quantisation import BLOCKS
+from polyfleet.kernels.weights.weight import Weight, Weights
 
 BLOCK = 32  # columns of a packed block
 Q4_BYTES = 4 * GROUP + BLOCK * GROUP // 2  # Q4Block of kernels.h

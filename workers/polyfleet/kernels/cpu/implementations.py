@@ -7,7 +7,7 @@ from polyfleet.kernels.cpu import library
 from polyfleet.kernels.cpu.footprint import MATRICES
 from polyfleet.kernels.cpu.geometry import KINDS
 from polyfleet.kernels.cpu.layouts import FORMATS, format_read
-from polyfleet.kernels.weights import WeightFormat, Weights
+from polyfleet.kernels.weights.weight import WeightFormat, Weights
 
 
 def implementations(instruction_set: str, formats: Iterable[WeightFormat]) -> Mapping[str, str]:

@@ -2,9 +2,9 @@
 
 import torch
 
-from polyfleet.kernels.folder_blocks import BLOCK, MIDDLE, pack_integers
-from polyfleet.kernels.quantisation import groups_of
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.folder_blocks import BLOCK, MIDDLE, pack_integers
+from polyfleet.kernels.weights.quantisation import groups_of
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 
 # PfFormat of abi.h, in its order.
 FORMATS = {

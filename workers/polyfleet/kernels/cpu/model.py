@@ -21,7 +21,7 @@ from polyfleet.kernels.cpu.packing import Packing
 from polyfleet.kernels.cpu.program import Variant, programs
 from polyfleet.kernels.cpu.stages import GROUP
 from polyfleet.kernels.int8_rows import SCALE_BYTES
-from polyfleet.kernels.weights import Weight, Weights
+from polyfleet.kernels.weights.weight import Weight, Weights
 
 COLUMN_MULTIPLE = 32  # of quantised weights
 

@@ -14,9 +14,9 @@ from polyfleet.kernels.cpu.layouts import FORMATS, format_read, readable
 from polyfleet.kernels.cpu.library import PfStage, PfWeight
 from polyfleet.kernels.cpu.program import Program
 from polyfleet.kernels.cpu.stages import NONE, StageKind
-from polyfleet.kernels.folder_blocks import FOLDER
 from polyfleet.kernels.host_memory import Garbage
-from polyfleet.kernels.weights import Weight, WeightFormat, Weights
+from polyfleet.kernels.weights.folder_blocks import FOLDER
+from polyfleet.kernels.weights.weight import Weight, WeightFormat, Weights
 
 PACKED = (StageKind.LINEAR, StageKind.EXPERTS, StageKind.HEAD_LINEAR)  # whose weights are
 

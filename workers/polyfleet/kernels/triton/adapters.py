@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from polyfleet.graph.ops import Op
-from polyfleet.kernels.adapting import tables_of
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel
 from polyfleet.kernels.step import Step
+from polyfleet.kernels.torch.adapting import tables_of
 
 FEW, MANY = 16, 64  # rows of a tile
 FEW_ROWS = 512  # of a step, up to which its tiles have few

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from polyfleet.graph.ops import Attention, Op, of
-from polyfleet.kernels import batched
 from polyfleet.kernels.cached import pointed
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel
 from polyfleet.kernels.step import Step
+from polyfleet.kernels.torch import batched
 from polyfleet.kernels.triton.decode import DecodePlan, decode, plan_decode
 from polyfleet.kernels.triton.prefill import PrefillPlan, plan_prefill, prefill, single_lengths
 from polyfleet.kernels.triton.tuning import tuning

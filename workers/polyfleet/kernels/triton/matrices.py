@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfleet.kernels.packed import Packed
 from polyfleet.kernels.triton.codes import INT4
 from polyfleet.kernels.triton.pairs import pairs
 from polyfleet.kernels.triton.tuning import Tuning
+from polyfleet.kernels.weights.packed import Packed
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from polyfleet.graph.ops import Norm, Op, RopeAttention, of
-from polyfleet.kernels import batched
 from polyfleet.kernels.cached import pointed
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel
 from polyfleet.kernels.step import Step
+from polyfleet.kernels.torch import batched
 from polyfleet.kernels.triton.attention import fits
 from polyfleet.kernels.triton.decode import DecodePlan, Turn, decode, plan_decode
 from polyfleet.kernels.triton.linear import Operands, linear, streamed, unpacked

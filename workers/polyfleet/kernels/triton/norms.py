@@ -7,10 +7,10 @@ import triton.language as tl
 from torch import Tensor
 
 from polyfleet.graph.ops import Norm, Op, of
-from polyfleet.kernels import norms
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel
 from polyfleet.kernels.step import Step
+from polyfleet.kernels.torch import norms
 
 
 @triton.jit

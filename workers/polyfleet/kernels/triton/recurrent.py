@@ -10,10 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from polyfleet.graph.ops import Convolution, DeltaRule, Op, StateSpace, of
-from polyfleet.kernels import recurrent
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel
 from polyfleet.kernels.step import Step
+from polyfleet.kernels.torch import recurrent
 
 COLUMNS = 256  # of a convolution's program
 STATE = 4096  # numbers of a state that a program has at most, or one column of it

@@ -10,11 +10,11 @@ import triton.language as tl
 from torch import Tensor
 
 from polyfleet.graph.ops import Op, RopeCache, of
-from polyfleet.kernels import batched
 from polyfleet.kernels.cached import pointed
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel
 from polyfleet.kernels.step import Step
+from polyfleet.kernels.torch import batched
 from polyfleet.kernels.triton.decode import fitted
 
 HEADS = 8  # of a program

@@ -22,10 +22,10 @@ import triton.language as tl
 from torch import Tensor
 
 from polyfleet.graph.ops import Op
-from polyfleet.kernels.adapting import tables_of
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel
 from polyfleet.kernels.step import Step
+from polyfleet.kernels.torch.adapting import tables_of
 from polyfleet.kernels.triton.chaining import gdc_launch_dependents, gdc_wait
 
 LINES = 8  # of `down`, of one row: at once

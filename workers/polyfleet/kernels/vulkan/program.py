@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.ops import Attention, Lookup, Norm, Op, OpKind, Rope, RopeCache, of
-from polyfleet.kernels.quantisation import dequantise
 from polyfleet.kernels.vulkan.buffers import FLOAT_BYTES, selected_values, share_buffers
 from polyfleet.kernels.vulkan.device import WORKGROUP, Dispatch, VulkanDevice
-from polyfleet.kernels.weights import Weights
+from polyfleet.kernels.weights.quantisation import dequantise
+from polyfleet.kernels.weights.weight import Weights
 
 LINEAR_ROWS = 4  # rows that one invocation of the linear shader computes
 MAX_HEAD_DIM = 256

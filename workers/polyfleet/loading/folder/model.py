@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from polyfleet.kernels.weights import Weight
+from polyfleet.kernels.weights.weight import Weight
 from polyfleet.loading.folder.config import read_config
 from polyfleet.loading.folder.files import check_is_model, read_headers, weight_files
 from polyfleet.loading.folder.tensors import open_tensors, read_weights

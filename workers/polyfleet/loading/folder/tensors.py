@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from polyfleet.kernels.host_memory import Garbage, let_go
-from polyfleet.kernels.quantisation import DENSE_DTYPES
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.quantisation import DENSE_DTYPES
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 from polyfleet.loading.model import ModelFileError
 from polyfleet.loading.progress import Progress
 from polyfleet.loading.quantised.scheme import Scheme

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from polyfleet.kernels.formats import WeightFormat
+from polyfleet.kernels.weights.formats import WeightFormat
 from polyfleet.loading.gguf.file import GgufFile, TensorInfo
 from polyfleet.loading.gguf.metadata import check_file_metadata
 from polyfleet.loading.gguf.ranking import gguf_ranking

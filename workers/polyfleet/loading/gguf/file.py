@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from polyfleet.kernels.formats import WeightFormat, row_bytes
+from polyfleet.kernels.weights.formats import WeightFormat, row_bytes
 from polyfleet.models.errors import ModelFileError
 
 MAGIC = b"GGUF"

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from polyfleet.kernels.quantisation import DENSE_DTYPES, row_bytes
-from polyfleet.kernels.weights import Weight
+from polyfleet.kernels.weights.quantisation import DENSE_DTYPES, row_bytes
+from polyfleet.kernels.weights.weight import Weight
 from polyfleet.loading.gguf.config import CLASSES, read_config
 from polyfleet.loading.gguf.file import TensorInfo
 from polyfleet.loading.gguf.metadata import check_model_metadata

@@ -4,7 +4,7 @@ Each of `config_groups` says for its `targets` how weights are quantised; what i
 stored dense. Scales of activations are left aside: activations are not rounded here.
 """
 
-from polyfleet.kernels.weights import Weight
+from polyfleet.kernels.weights.weight import Weight
 from polyfleet.loading.quantised.scheme import Group, Parts, Scheme, check_keys, choice
 from polyfleet.models.fields import Fields
 

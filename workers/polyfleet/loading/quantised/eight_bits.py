@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 
 BLOCK = 32
 

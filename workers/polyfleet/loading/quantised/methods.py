@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from polyfleet.kernels.weights import Weight
+from polyfleet.kernels.weights.weight import Weight
 from polyfleet.loading.quantised.compressed_tensors import read_compressed
 from polyfleet.loading.quantised.scheme import Parts, Scheme, check_keys, choice, part
 from polyfleet.models.fields import Fields

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 
 BLOCK = 32  # numbers
 

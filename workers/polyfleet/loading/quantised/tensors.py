@@ -9,8 +9,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from polyfleet.kernels.folder_blocks import BLOCK, MIDDLE, fits, pack_fp8, pack_integers
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.folder_blocks import BLOCK, MIDDLE, fits, pack_fp8, pack_integers
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 
 MOST_HALF, MOST_ZERO = 65504.0, 255
 WORD = 32  # bits

@@ -6,7 +6,7 @@ All raise ValueError for what is wrong.
 import torch
 from torch import Tensor
 
-from polyfleet.kernels.weights import Weight
+from polyfleet.kernels.weights.weight import Weight
 from polyfleet.loading.quantised.scheme import Group, Parts, part
 from polyfleet.loading.quantised.tensors import integers, read_fp8, unpack_columns, unpack_rows
 

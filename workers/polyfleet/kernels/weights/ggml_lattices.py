@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from polyfleet.kernels.ggml_blocks import BITS, NIBBLES, PAIRS
-from polyfleet.kernels.ggml_grids import grid
-from polyfleet.kernels.groups import Groups, fields, floats, grouped, split, words
-from polyfleet.kernels.weights import WeightFormat
+from polyfleet.kernels.weights.ggml_blocks import BITS, NIBBLES, PAIRS
+from polyfleet.kernels.weights.ggml_grids import grid
+from polyfleet.kernels.weights.groups import Groups, fields, floats, grouped, split, words
+from polyfleet.kernels.weights.weight import WeightFormat
 
 SEVENS = (0, 7, 14, 21)  # where the signs of eight numbers each stand in a word
 THREES = (0, 3, 6, 9)

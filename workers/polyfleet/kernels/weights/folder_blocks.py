@@ -10,9 +10,9 @@ A group of more columns repeats its scale in each of its blocks.
 import torch
 from torch import Tensor
 
-from polyfleet.kernels.ggml_blocks import nibbles
-from polyfleet.kernels.groups import Groups, floats, grouped
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.ggml_blocks import nibbles
+from polyfleet.kernels.weights.groups import Groups, floats, grouped
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 
 BLOCK = 32  # columns
 MIDDLE = {WeightFormat.INT4: 8, WeightFormat.INT8: 128}  # the zero of symmetric codes

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from polyfleet.graph.ops import Norm, Op, OpKind, of
-from polyfleet.kernels import reference
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
 from polyfleet.kernels.step import Step
+from polyfleet.kernels.torch import reference
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -11,18 +11,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfleet.graph.ops import Attention, CacheWrite, Factor, Norm, Op, OpKind, Rope, RopeAttention, RopeCache, of
-from polyfleet.kernels.adapting import ADAPTERS
 from polyfleet.kernels.cached import loaded, stored
-from polyfleet.kernels.collective import COLLECTIVE
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
-from polyfleet.kernels.elementwise import ELEMENTWISE
-from polyfleet.kernels.embedding import EMBEDDING
-from polyfleet.kernels.experts import EXPERTS
-from polyfleet.kernels.latent import LATENT
-from polyfleet.kernels.narrow import NARROW
-from polyfleet.kernels.recurrent import RECURRENT
 from polyfleet.kernels.step import Step
+from polyfleet.kernels.torch.adapting import ADAPTERS
+from polyfleet.kernels.torch.collective import COLLECTIVE
+from polyfleet.kernels.torch.elementwise import ELEMENTWISE
+from polyfleet.kernels.torch.embedding import EMBEDDING
+from polyfleet.kernels.torch.experts import EXPERTS
+from polyfleet.kernels.torch.latent import LATENT
+from polyfleet.kernels.torch.narrow import NARROW
+from polyfleet.kernels.torch.recurrent import RECURRENT
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

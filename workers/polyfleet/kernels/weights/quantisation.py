@@ -5,14 +5,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from polyfleet.kernels.folder_blocks import FOLDER
-from polyfleet.kernels.formats import BLOCKS as BLOCKS
-from polyfleet.kernels.formats import row_bytes as row_bytes
-from polyfleet.kernels.ggml_blocks import PLAIN
-from polyfleet.kernels.ggml_lattices import LATTICES
-from polyfleet.kernels.groups import Groups
 from polyfleet.kernels.moving import moved
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.folder_blocks import FOLDER
+from polyfleet.kernels.weights.formats import BLOCKS as BLOCKS
+from polyfleet.kernels.weights.formats import row_bytes as row_bytes
+from polyfleet.kernels.weights.ggml_blocks import PLAIN
+from polyfleet.kernels.weights.ggml_lattices import LATTICES
+from polyfleet.kernels.weights.groups import Groups
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 
 CHUNK_WEIGHTS = 1 << 22  # dequantised at a time, which bounds the float32 scratch memory to about 50 MB
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from polyfleet.kernels.formats import WeightFormat as WeightFormat
+from polyfleet.kernels.weights.formats import WeightFormat as WeightFormat
 
 if TYPE_CHECKING:  # who only names weights needs no torch
     import torch

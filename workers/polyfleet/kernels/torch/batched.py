@@ -17,9 +17,9 @@ from polyfleet.graph.ops import Attention, Op, OpKind, RopeCache, of
 from polyfleet.kernels.cached import loaded, stored
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
-from polyfleet.kernels.norms import NORMS, rms_norm
-from polyfleet.kernels.reference import cap, sunk_softmax, unseen
 from polyfleet.kernels.step import Ints, Step, upload
+from polyfleet.kernels.torch.norms import NORMS, rms_norm
+from polyfleet.kernels.torch.reference import cap, sunk_softmax, unseen
 
 SMALL_TABLE = 16  # blocks; shorter tables are padded to this many rather than split into more groups
 GATHERED_BYTES = 2**28  # of keys, and as many of values, at once for a group of several sequences

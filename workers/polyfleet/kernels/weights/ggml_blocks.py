@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from polyfleet.kernels.groups import Groups, fields, floats, grouped, pieces, split, words
-from polyfleet.kernels.weights import WeightFormat
+from polyfleet.kernels.weights.groups import Groups, fields, floats, grouped, pieces, split, words
+from polyfleet.kernels.weights.weight import WeightFormat
 
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # of IQ4's codes
 DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # what MXFP4's codes stand for, times 2

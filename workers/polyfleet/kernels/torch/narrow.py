@@ -5,10 +5,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfleet.graph.ops import Norm, Op, OpKind, of
-from polyfleet.kernels.adapting import bind_grow
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
 from polyfleet.kernels.step import Step
+from polyfleet.kernels.torch.adapting import bind_grow
 
 PLAIN_INPUTS = 2  # of a product without adapters
 

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from polyfleet.graph.shard import Cut, NotSharded, StackCut
-from polyfleet.kernels.quantisation import BLOCKS, dequantise
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.quantisation import BLOCKS, dequantise
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 
 
 def part_of(weight: Weight, cut: Cut | StackCut) -> Weight:

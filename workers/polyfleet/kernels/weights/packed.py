@@ -14,10 +14,10 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from polyfleet.kernels.folder_blocks import int4_parts
-from polyfleet.kernels.groups import Groups
-from polyfleet.kernels.quantisation import dequantise, groups_of
-from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kernels.weights.folder_blocks import int4_parts
+from polyfleet.kernels.weights.groups import Groups
+from polyfleet.kernels.weights.quantisation import dequantise, groups_of
+from polyfleet.kernels.weights.weight import Weight, WeightFormat
 
 SPANS = (64, 32, 16)  # the widest is taken with which the bytes of a word are of one group, else the widest that fits
 E4M3_RANGE, E4M3_FACTOR = 448.0, 2.0**120
