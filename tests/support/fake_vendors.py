@@ -26,13 +26,21 @@ class FakeGraph:
     """What capture fills."""
 
     captured = False
+    breakers = ""  # whose calls break the capture, where the vendor's torch lets one choose
 
     def replay(self) -> None:
         assert self.captured
 
 
 @contextmanager
-def fake_capture(graph: FakeGraph) -> Any:
+def fake_capture(graph: FakeGraph, pool: Any = None, capture_error_mode: str = "global") -> Any:
+    graph.breakers = capture_error_mode
+    yield graph
+    graph.captured = True
+
+
+@contextmanager
+def fake_xpu_capture(graph: FakeGraph, pool: Any = None) -> Any:
     yield graph
     graph.captured = True
 
@@ -47,7 +55,7 @@ def device_module(name: str, graph_class: str | None) -> Surface:
         "device_count": lambda: 2,
     }
     if graph_class is not None:
-        members |= {graph_class: FakeGraph, "graph": fake_capture}
+        members |= {graph_class: FakeGraph, "graph": fake_xpu_capture if name == "xpu" else fake_capture}
     module.__dict__.update(members)
     return module
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from typing import Any, ClassVar
 
 from polyfleet.backends.host import Host, PciDevice
@@ -29,6 +30,8 @@ from polyfleet.backends.protocol import (
 )
 from polyfleet.backends.reading import DeviceReading, ProbeResult, visible
 from polyfleet.backends.torch_build import TorchBuild, graph_class_exists, torch_build
+
+ERROR_MODE = "capture_error_mode"  # torch's name for whose calls break a capture
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,13 @@ class TorchGraphs:
         return getattr(self.module, self.graph_class)()
 
     def capture(self, graph: Any, share: Any = None) -> AbstractContextManager[Any]:
-        """Record into it."""
+        """Record what this thread asks for.
+
+        Where torch lets one choose, no other thread breaks that by locking pages, or by looking at events, meanwhile.
+        """
         options = {} if share is None else {"pool": share.pool()}
+        if ERROR_MODE in signature(self.module.graph).parameters:
+            options[ERROR_MODE] = "thread_local"
         context: AbstractContextManager[Any] = self.module.graph(graph, **options)
         return context
 
