@@ -1,6 +1,7 @@
 """Copies of blocks beside steps, in any order that their streams leave open: every step finds what it should."""
 
 import random
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -94,6 +95,44 @@ def test_a_step_waits_for_its_own_blocks_alone() -> None:
     for step, waits in ((plan([0, 2, 5]), 0), (plan([0, 4, 5]), 1), (plan([0], cleared=[4]), 2)):
         machine.copies.before_step(step, step.block_tables.shape[1])
         assert machine.streams.steps.waits == waits
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_of_an_import_that_fails_nothing_is_written_later(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(seed)
+    importing, do, asked = machine.copies.begin_take([2], ()), machine.streams.do, list[Callable[[], None]]()
+    caches = [np.full(shape, -1.0, np.float32) for shape in machine.storage.shapes(1, 0)]
+
+    def too_much(stream: Any, work: Callable[[], None]) -> None:
+        do(stream, work)
+        asked.append(work)
+        if len(asked) == 2:  # bringing, and some of the writing
+            raise MemoryError("the device has no more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine.streams, "do", too_much)
+        with pytest.raises(MemoryError):
+            importing.write(caches)
+    importing.end()
+    machine.step(0, 2)
+    machine.settle(2)
+    machine.streams.finish()
+    assert all(bool((cache[:, 2] == machine.blocks[2]).all()) for cache in machine.storage.caches)
+
+
+def test_no_import_gives_work_while_any_executor_captures() -> None:
+    capturing, other = Machine(0), Machine(1)
+    importing = other.copies.begin_take([2], ())
+    caches = [np.ones(shape, np.float32) for shape in other.storage.shapes(1, 0)]
+    with capturing.copies.alone:
+        thread = threading.Thread(target=importing.write, args=(caches,))
+        thread.start()
+        thread.join(0.02)
+        assert not any(each.todo for each in other.streams.queues)
+    thread.join()
+    importing.end()
+    other.streams.finish()
+    assert all(bool((cache[:, 2] == 1.0).all()) for cache in other.storage.caches)
 
 
 def test_blocks_of_two_pools_are_told_apart() -> None:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ class BlockCopies:
     them.
     """
 
+    # Held by whoever must not be disturbed at giving the device work: a draft model's executor captures, too.
+    alone: ClassVar = threading.Lock()
+
     def __init__(
         self,
         storage: KvStorage,
@@ -41,7 +44,6 @@ class BlockCopies:
     ) -> None:
         """`dtype`: that is computed in; `moves`: the storage's own, unless there are faster ones."""
         self.storage, self.dtype, self.device, self.streams = storage, dtype, device, streams
-        self.alone = threading.Lock()  # held by whoever must not be disturbed at giving the device work
         self.moves = moves or storage
         self._shapes = lru_cache(64)(storage.shapes)  # which threads may share
         self._read: list[tuple[Mark, Tensor]] = []  # host memory that the device has to read, until that mark
@@ -142,13 +144,17 @@ class BlockCopies:
             numbers, of_local = self._uploaded(blocks, local)
             self.moves.write_flat(numbers, held[0], of_local)
 
-        with self.alone:
-            self.streams.do(self._into, bring)
-            self.wait_for_steps(self._into)
-            for mark in behind:
-                self._into.wait_event(mark)
-            self.streams.do(self._into, write)
-            return partial(self._took, self._into.record_event(), touched, room)
+        try:
+            with self.alone:
+                self.streams.do(self._into, bring)
+                self.wait_for_steps(self._into)
+                for mark in behind:
+                    self._into.wait_event(mark)
+                self.streams.do(self._into, write)
+                return partial(self._took, self._into.record_event(), touched, room)
+        except Exception:  # no mark will tell of what the device was given until then
+            wait_for(self._into.record_event(), COPY_SECONDS, "a copy of blocks")
+            raise
 
     def _took(self, mark: Mark, touched: Sequence[int], room: Tensor) -> None:
         self._marks.update(dict.fromkeys(touched, mark))
