@@ -166,6 +166,7 @@ CONFIG_REFUSED: dict[str, Any] = {
     "position_embedding_type": "alibi",
     "rope_interleaved": True,
     "is_causal": False,
+    "directionality": "bidi",
     "is_encoder_decoder": True,
     "quantization": {"group_size": 64, "bits": 4},
     "compression_config": {"format": "int-quantized"},
@@ -208,6 +209,7 @@ BOOKKEEPING: dict[str, Any] = {
     "suppress_tokens": None, "max_length": 20, "architectures": ["LlamaForCausalLM"], "license": "apache-2.0",
     "gradient_checkpointing": True, "model_max_length": 4096, "tie_encoder_decoder": False, "quantization_config": None,
     "eos_token": "</s>", "image_token_index": 7, "unsloth_version": "1", "original_max_position_embeddings": 128,
+    "output_past": True, "use_return_dict": True, "predict_special_tokens": True,
 }  # fmt: skip
 
 

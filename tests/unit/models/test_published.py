@@ -63,6 +63,12 @@ QWEN3_MOE: dict[str, Any] = {
     "vocab_size": 151936,
 }  # fmt: skip
 
+QWEN3_CODER = QWEN3_MOE | {
+    "hidden_size": 6144, "intermediate_size": 8192, "max_position_embeddings": 262144, "max_window_layers": 62,
+    "moe_intermediate_size": 2560, "num_attention_heads": 96, "num_experts": 160, "num_hidden_layers": 62,
+    "num_key_value_heads": 8, "qkv_bias": False, "rope_theta": 10000000, "router_aux_loss_coef": 0.0,
+    "shared_expert_intermediate_size": 0, "use_qk_norm": True,
+}  # fmt: skip
 QWEN3_NEXT: dict[str, Any] = {
     "architectures": ["Qwen3NextForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
     "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "full_attention_interval": 4,
@@ -145,6 +151,7 @@ def test_a_gpt_oss_that_states_no_rope_has_the_published_one(tmp_path: Path) -> 
     ("stated", "parameters"),
     [
         *((V3, 671.0), (V2_LITE, 15.7), (GPT_OSS, 20.9), (QWEN3_MOE, 30.5), (QWEN3_NEXT, 79.7)),
+        (QWEN3_CODER, 480.0),
         *((OLMOE, 6.92), (ERNIE, 21.8), (HUNYUAN, 80.4)),
     ],
 )
@@ -176,6 +183,7 @@ def test_delta_nets(tmp_path: Path, stated: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("stated", "change", "culprit"),
     [
+        (QWEN3_CODER, {"use_qk_norm": False}, "use_qk_norm = false"),
         (OLMOE, {"clip_qkv": 8.0}, "clip_qkv"),
         (ERNIE, {"use_bias": True}, "use_bias"),
         (ERNIE, {"moe_norm_min": 0.1}, "moe_norm_min"),

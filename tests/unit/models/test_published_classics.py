@@ -42,6 +42,32 @@ STARCODER: dict[str, Any] = {
     "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True, "summary_type": "cls_index",
     "use_cache": True, "validate_runner_input": True, "vocab_size": 49152,
 }  # fmt: skip
+# BERT's Chinese one, of which BGE's and others are made, and a multilingual one, as BGE-M3.
+BERT: dict[str, Any] = {
+    "architectures": ["BertModel"], "attention_probs_dropout_prob": 0.1, "classifier_dropout": None,
+    "directionality": "bidi", "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768,
+    "initializer_range": 0.02, "intermediate_size": 3072, "layer_norm_eps": 1e-12, "max_position_embeddings": 512,
+    "model_type": "bert", "num_attention_heads": 12, "num_hidden_layers": 12, "output_past": True, "pad_token_id": 0,
+    "pooler_fc_size": 768, "pooler_num_attention_heads": 12, "pooler_num_fc_layers": 3, "pooler_size_per_head": 128,
+    "pooler_type": "first_token_transform", "position_embedding_type": "absolute", "type_vocab_size": 2,
+    "use_cache": True, "vocab_size": 21128,
+}  # fmt: skip
+BGE_M3: dict[str, Any] = {
+    "architectures": ["XLMRobertaModel"], "attention_probs_dropout_prob": 0.1, "bos_token_id": 0, "eos_token_id": 2,
+    "classifier_dropout": None, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 1024,
+    "initializer_range": 0.02, "intermediate_size": 4096, "layer_norm_eps": 1e-05, "max_position_embeddings": 8194,
+    "model_type": "xlm-roberta", "num_attention_heads": 16, "num_hidden_layers": 24, "output_past": True,
+    "pad_token_id": 1, "position_embedding_type": "absolute", "type_vocab_size": 1, "use_cache": True,
+    "vocab_size": 250002,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("stated", "millions"), [(BERT, 101.7), (BGE_M3, 566.7)])
+def test_sizes_of_encoders(tmp_path: Path, stated: dict[str, Any], millions: float) -> None:
+    """Without the poolers, which are not read."""
+    config = read(tmp_path, stated)
+    assert sum(map(math.prod, weight_shapes(config).values())) / 1e6 == pytest.approx(millions, rel=1e-3)
+    assert config.embeds_only
 
 
 @pytest.mark.parametrize(("stated", "millions"), [(GPT2, 124.4), (PYTHIA, 70.4), (OPT, 125.2), (STARCODER, 15517)])
@@ -56,6 +82,7 @@ def test_sizes(tmp_path: Path, stated: dict[str, Any], millions: float) -> None:
     ("stated", "change", "culprit"),
     [
         (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
+        (BERT, {"directionality": "left"}, "directionality = 'left'"),
         (GPT2, {"scale_attn_weights": False}, "scale_attn_weights = false"),
         (GPT2, {"add_cross_attention": True}, "add_cross_attention = True"),
         (GPT2, {"activation_function": "relu"}, "the activation 'relu'"),

@@ -25,6 +25,7 @@ ACTIVATIONS: Mapping[str, OpKind] = {
     "swish": OpKind.SILU,
 }
 NOMIC_BASE = 1000.0
+POOLER = {f"pooler_{key}" for key in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +124,7 @@ def read_roberta(fields: Fields) -> EncoderConfig:
 
 def _read_folder(fields: Fields, first_position: int) -> EncoderConfig:
     check_activation(fields, tuple(ACTIVATIONS))
+    fields.read.update(POOLER)  # of heads that are not read
     if (kind := fields.text("position_embedding_type", "absolute")) != "absolute":
         raise fields.error(f"position_embedding_type = {kind!r} is not supported (supported: 'absolute')")
     if fields.flag("is_decoder", False):

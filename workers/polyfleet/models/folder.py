@@ -52,6 +52,12 @@ def read_sizes(
     }
 
 
+def check_head_norms(fields: Fields) -> None:
+    """For architectures whose heads always have norms: a file that says otherwise is refused."""
+    if not fields.flag("use_qk_norm", True):
+        raise fields.error("use_qk_norm = false is not supported: heads have norms")
+
+
 def check_activation(fields: Fields, known: tuple[str, ...] = SILU, key: str = "hidden_act") -> None:
     """Raise ModelFileError for another activation of the MLP."""
     activation = fields.text(key, known[0])

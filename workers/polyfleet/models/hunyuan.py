@@ -10,7 +10,7 @@ from polyfleet.models import names
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.deepseek import GGUF_SHARED
 from polyfleet.models.fields import Fields
-from polyfleet.models.folder import MAX_HEAD_DIM, check_activation, read_sizes
+from polyfleet.models.folder import MAX_HEAD_DIM, check_activation, check_head_norms, read_sizes
 from polyfleet.models.folder_rope import DEFAULT_BASE, StatedRope, read_rope, rope_section
 from polyfleet.models.gguf_keys import GgufKeys
 from polyfleet.models.llama import LLAMA
@@ -78,8 +78,7 @@ def _same(fields: Fields, key: str, default: int | None = None) -> int:
 def _read(fields: Fields) -> dict[str, Any]:
     """What both state alike."""
     check_activation(fields)
-    if not fields.flag("use_qk_norm", True):
-        raise fields.error("use_qk_norm = false is not supported: heads have norms")
+    check_head_norms(fields)
     fields.read.update(DESCRIBING)
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     head_dim = fields.count("head_dim", max(1, hidden // heads), maximum=MAX_HEAD_DIM)

@@ -5,7 +5,7 @@ from polyfleet.models import names
 from polyfleet.models.architecture import Architecture
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields
-from polyfleet.models.folder import check_activation, read_sizes, read_upper_windows
+from polyfleet.models.folder import check_activation, check_head_norms, read_sizes, read_upper_windows
 from polyfleet.models.gguf_keys import GgufKeys
 from polyfleet.models.recorder import Recorder
 
@@ -22,6 +22,7 @@ def record(config: ModelConfig, model: Recorder) -> KernelGraph:
 
 def _read_folder(fields: Fields) -> ModelConfig:
     check_activation(fields)
+    check_head_norms(fields)
     sizes = read_sizes(fields, head_dim=128, context_length=32768)
     bias = fields.flag("attention_bias", False)
     return ModelConfig(**sizes, attention_bias=bias, windows=read_upper_windows(fields, sizes))

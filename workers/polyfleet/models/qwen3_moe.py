@@ -6,7 +6,7 @@ from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.models import names
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields
-from polyfleet.models.folder import check_activation, read_sizes, read_switched_windows
+from polyfleet.models.folder import check_activation, check_head_norms, read_sizes, read_switched_windows
 from polyfleet.models.gguf_keys import GgufKeys
 from polyfleet.models.mixture import MixtureConfig, mlp, read_dense, read_gguf_route, read_route
 from polyfleet.models.qwen3 import QWEN3
@@ -26,6 +26,7 @@ def record(config: MixtureConfig, model: Recorder) -> KernelGraph:
 
 def _read_folder(fields: Fields) -> ModelConfig:
     check_activation(fields)
+    check_head_norms(fields)
     sizes = read_sizes(fields, context_length=32768)
     renormalise = fields.flag("norm_topk_prob", False)
     return MixtureConfig(

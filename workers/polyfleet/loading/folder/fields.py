@@ -21,8 +21,8 @@ HARMLESS = re.compile(
     r"|router_(aux_loss_coef|jitter_noise)|aux_loss_alpha|seq_aux|input_jitter_noise|ep_size|initial_context_length"
     r"|gradient_checkpointing|use_recompute|recompute_granularity|neftune_noise_alpha|label_smoothing.*"
     r"|(use_)?(fused?|flash|sdpa|xformers)(_.*)?|attn_implementation|(tensor|virtual|pipeline|sequence)_.*parallel.*"
-    r"|virtual_pp_degree|output_(hidden_states|attentions|scores|router_logits)|return_dict.*|keys_to_ignore.*"
-    r"|id2label|label2id|num_labels|problem_type|prefix|finetuning_task|unsloth.*|transformers\..*|multiple_of"
+    r"|virtual_pp_degree|output_(past|hidden_states|attentions|scores|router_logits)|(use_)?return_dict.*|keys_to_ignore.*"
+    r"|id2label|label2id|num_labels|predict_special_tokens|problem_type|prefix|finetuning_task|unsloth.*|transformers\..*|multiple_of"
     r"|ffn_dim_multiplier|mup_denominator|cache_implementation|(num|total)_params|parameter_count"
     r"|(max_|original_max_)?(seq_len|seq_length|sequence_length|length|position_embeddings|model_len)|max_window_layers"
     r"|name|license|author|description|tags|languages?|base_model|datasets?|revision|pipeline_tag|task|date"
@@ -74,6 +74,7 @@ def _neutral(config: ModelConfig) -> Mapping[str, Iterable[Any]]:
         "rotary_dim": (config.head_dim,),
         "v_head_dim": (config.head_dim,),
         "is_causal": (True,),
+        "directionality": () if config.causal else ("bidi",),
         "hidden_activation": ("silu", "swish"),
         "activation_function": ("silu", "swish"),
         "activation": ("silu", "swish", "swiglu"),
