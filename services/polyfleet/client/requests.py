@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -70,7 +70,7 @@ def chat_messages(messages: Messages) -> list[pb.ChatMessage]:
     mapping are `ToolCall`s, mappings of id, name and arguments, or as OpenAI's clients have them.
     """
     out = []
-    for index, message in enumerate(messages):
+    for index, message in enumerate(_listed("messages", messages)):
         parts = dict(_fields(message, Message) if isinstance(message, Message) else message)
         unknown = parts.keys() - _MESSAGE_FIELDS
         if unknown:
@@ -172,7 +172,7 @@ def tokenize_request(
 
 
 def _json_texts(values: Sequence[Mapping[str, Any] | str] | None) -> list[str]:
-    return [each if isinstance(each, str) else json.dumps(each) for each in values or ()]
+    return [each if isinstance(each, str) else json.dumps(each) for each in _listed("tools", values or ())]
 
 
 def detokenize_request(token_ids: Sequence[int], model: str) -> pb.DetokenizeRequest:
@@ -202,6 +202,16 @@ def _extend(message: Any, name: str, values: Any, label: str = "") -> None:
         return
     items = getattr(message, name)
     try:
-        (items.update if isinstance(items, MutableMapping) else items.extend)(values)
+        if isinstance(items, MutableMapping):
+            items.update(values)
+        else:
+            items.extend(_listed(label or name, values))
     except (TypeError, ValueError) as error:
         raise invalid_argument(label or name, f"has a value that can't be sent: {error}") from None
+
+
+def _listed(name: str, values: Any) -> Any:
+    """The values, unless they are one text or mapping, which would be sent as its characters or keys."""
+    if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
+        raise invalid_argument(name, f"must be a list, not {values!r:.80}")
+    return values

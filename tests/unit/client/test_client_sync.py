@@ -72,6 +72,14 @@ def test_biases_that_cannot_be_sent_are_refused(client: pf.Client, value: Any) -
         client.generate("hello", logit_bias=value)
 
 
+@pytest.mark.parametrize("value", ["yes", {"yes": 1}, 5])
+@pytest.mark.parametrize("name", ["choices", "tools", "tool_names", "stop_token_ids", "messages"])
+def test_what_is_no_list_is_not_taken_apart(client: pf.Client, script: Script, name: str, value: Any) -> None:
+    with pytest.raises(pf.InvalidArgumentError, match=rf"{name}: must be a list, not .*(yes|5)"):
+        client.generate(**{name: value})
+    assert not script.calls
+
+
 def test_contents_of_several_parts(client: pf.Client, script: Script) -> None:
     url = {"type": "image_url", "image_url": {"url": "data:image/png;base64,ZmlsZQ=="}}
     client.chat([pf.Message("user", (pf.Image(b"file"), "hi")), {"role": "user", "content": [url, "hi"]}])

@@ -77,3 +77,12 @@ def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ("chat", "--tools", str(tmp_path / "tools.json")), input="Hi")
     assert result.exit_code == 2
     assert "tools.json is no valid JSON" in result.stderr
+
+
+def test_a_tool_outside_a_list_is_told(tmp_path: Path) -> None:
+    (tmp_path / "tools.json").write_text(json.dumps(TOOL))
+    with serve(calling) as script:
+        given = ("chat", "--gateway", script.address, "--tools", str(tmp_path / "tools.json"))
+        result = CliRunner().invoke(cli, given, input="Hi")
+    assert (result.exit_code, script.calls) == (2, [])
+    assert result.stderr.startswith("Error: tools: must be a list, not {'type': 'function'")
