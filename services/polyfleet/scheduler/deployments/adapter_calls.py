@@ -34,6 +34,8 @@ class AdapterCalls:
         """Wish for it no more."""
         try:
             self.adapters.drop(request.deployment, request.name)
+        except FieldError as error:
+            await abort_invalid(context, error)
         except AdapterCallError as error:
             await context.abort(error.code, str(error))
         except StoreError as error:

@@ -97,7 +97,7 @@ class AdapterDesk:
         return loaded
 
     def drop(self, deployment: str, name: str) -> None:
-        """Wish for it no more. Raises AdapterCallError, StoreError."""
+        """Wish for it no more. Raises AdapterCallError, FieldError, StoreError."""
         wish = self._deployment(deployment)
         kept = [each for each in wish.adapters if each.name != name]
         if len(kept) == len(wish.adapters):
@@ -115,8 +115,10 @@ class AdapterDesk:
             return next(iter(known.values()))
         if name not in known:
             listed = ", ".join(known) or "none"
-            text = f"There is no deployment {name!r:.80}" if name else "A deployment must be named"
-            raise AdapterCallError(grpc.StatusCode.NOT_FOUND, f"{text}; there are: {listed}.")
+            if not name and known:
+                raise FieldError("deployment", f"must name one of several: {listed}")
+            text = f"There is no deployment {name!r:.80}; there are: {listed}."
+            raise AdapterCallError(grpc.StatusCode.NOT_FOUND, text)
         return known[name]
 
     def _check_name(self, name: str) -> None:
