@@ -20,6 +20,13 @@ def storage(cache: PerToken, layers: int, size: int, dtype: torch.dtype) -> KvSt
     return made
 
 
+def assert_same_then_restore(held: KvStorage, expected: KvStorage, before: list[torch.Tensor]) -> None:
+    """Both hold the same bytes; `held` then holds those of before."""
+    for mine, theirs, old in zip(held.caches, expected.caches, before, strict=True):
+        assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
+        mine.copy_(old)
+
+
 @pytest.mark.parametrize(
     ("cache", "layers", "size", "dtype"),
     [
@@ -41,9 +48,7 @@ def test_one_launch_moves_what_the_storage_does(cache: PerToken, layers: int, si
         moves.write_flat(blocks.flip(0), flat)
         expected = KvStorage(tuple(each.clone() for each in before))
         expected.write_flat(blocks.flip(0), flat)
-        for mine, theirs, old in zip(held.caches, expected.caches, before, strict=True):
-            assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
-            mine.copy_(old)
+        assert_same_then_restore(held, expected, before)
         rows, same = (torch.zeros((len(blocks), size_of_one), dtype=torch.uint8) for _ in range(2))
         moves.read_rows(blocks, rows)
         held.read_rows(blocks, same)
@@ -53,9 +58,7 @@ def test_one_launch_moves_what_the_storage_does(cache: PerToken, layers: int, si
         moves.write_rows(blocks.flip(0), rows)
         expected = KvStorage(tuple(each.clone() for each in before))
         expected.write_rows(blocks.flip(0), rows)
-        for mine, theirs, old in zip(held.caches, expected.caches, before, strict=True):
-            assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
-            mine.copy_(old)
+        assert_same_then_restore(held, expected, before)
 
 
 def test_caches_that_differ_or_have_two_pools_are_left_to_the_storage() -> None:
