@@ -50,13 +50,19 @@ def test_numbers_that_are_not_finite(tmp_path: Path, tensor: str, name: str, num
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("Phi3SmallForCausalLM", "Phi3ForCausalLM"), ("Gemma9ForCausalLM", "GemmaForCausalLM"), ("FalconModel", "")],
+    [
+        ("Phi3SmallForCausalLM", "Phi3ForCausalLM, "),
+        ("Gemma3TextModel", "Gemma3ForCausalLM, GemmaForCausalLM, Gemma2ForCausalLM "),
+        ("XLMRobertaXLModel", "XLMRobertaModel, "),
+        ("Falcon3DModel", "FalconForCausalLM, "),
+    ],
 )
-def test_unknown_architectures_name_those_that_are_known(tmp_path: Path, name: str, nearest: str) -> None:
+def test_unknown_architectures_name_the_nearest_that_are_known(tmp_path: Path, name: str, nearest: str) -> None:
     folder = stated(write_folder(tmp_path / "model", SHAPE), {"architectures": [name], "model_type": "other"})
     message = refused(folder)
-    assert f"the architecture {name} is not supported (supported: LlamaForCausalLM, " in message
-    assert f"; the nearest is {nearest}" in message
+    assert f"the architecture {name} is not supported; the nearest that are: {nearest}" in message
+    assert message.count(", ") == 2
+    assert message.endswith(" (docs/models.md lists all)")
 
 
 @pytest.mark.parametrize(

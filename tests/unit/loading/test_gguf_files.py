@@ -207,7 +207,7 @@ def test_damaged_headers_load_or_are_refused(good: Path, tmp_path: Path, data: s
             {"llama.expert_count": 2, "llama.expert_used_count": 1},
             "the tensor for 'layers.0.router' is missing",
         ),
-        ({"general.architecture": "mamba"}, "the architecture 'mamba' is not supported (supported: llama,"),
+        ({"general.architecture": "mamba"}, "the architecture 'mamba' is not supported; the nearest that are: llama, "),
         ({"llama.vocab_size": 97}, "vocab_size is 97, but the embedding has 96 rows"),
         ({"tokenizer.ggml.eos_token_id": 96}, "end token 96 is outside the vocabulary of 96"),
         ({"general.alignment": 12}, "general.alignment must be a multiple of 8"),

@@ -1,6 +1,7 @@
 """The architectures that can be served, and how one is found."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 
 from polyfleet.graph.kernel_graph import KernelGraph
@@ -78,9 +79,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     )
 }
 
+NEAREST = 3  # that are named instead of one that is not supported
+
 
 class UnknownArchitecture(ValueError):
-    """The names are not those of one supported architecture; half a sentence that says why, and which there are."""
+    """The names are not those of one supported architecture; half a sentence that says why, with the nearest."""
 
 
 def of_folder(classes: Iterable[str], model_type: str) -> Architecture:
@@ -101,7 +104,7 @@ def of_folder(classes: Iterable[str], model_type: str) -> Architecture:
         return agreeing[0]
     if not names and not model_type:
         raise UnknownArchitecture("names neither architectures nor a model_type: what the model computes is not known")
-    supported = [name for each in ARCHITECTURES.values() for name in each.classes]
+    supported = [each.classes for each in ARCHITECTURES.values()]
     raise UnknownArchitecture(_unknown(", ".join(names) or model_type, supported))
 
 
@@ -110,8 +113,8 @@ def of_gguf(name: str, *, sparse: bool = False, ranks: bool = False) -> Architec
     found = [each for each in ARCHITECTURES.values() if name in each.gguf]
     if found:
         return next((each for each in found if (each.sparse, each.ranks) == (sparse, ranks)), found[0])
-    supported = dict.fromkeys(name for each in ARCHITECTURES.values() for name in each.gguf)
-    raise UnknownArchitecture(_unknown(repr(name), list(supported)))
+    supported = dict.fromkeys(each.gguf for each in ARCHITECTURES.values() if each.gguf)
+    raise UnknownArchitecture(_unknown(repr(name), supported))
 
 
 def record(config: ModelConfig, weights: Weights) -> KernelGraph:
@@ -133,6 +136,21 @@ def recorded(config: ModelConfig) -> tuple[KernelGraph, Shapes]:
     return ARCHITECTURES[config.architecture].record(config, recorder), recorder.shapes
 
 
-def _unknown(name: str, supported: list[str]) -> str:
-    nearest = max(supported, key=lambda each: SequenceMatcher(None, name.lower(), each.lower()).ratio())
-    return f"the architecture {name} is not supported (supported: {', '.join(supported)}; the nearest is {nearest})"
+def _unknown(name: str, supported: Iterable[Sequence[str]]) -> str:
+    """What is said of a name; `supported`: the names of each architecture, of which the nearest one stands for it."""
+    matcher = SequenceMatcher(None, "", _family(name))
+
+    def likeness(other: str) -> float:
+        matcher.set_seq1(_family(other))
+        return matcher.ratio()
+
+    nearest = sorted((max(names, key=likeness) for names in supported), key=likeness, reverse=True)
+    return (
+        f"the architecture {name} is not supported; the nearest that are: {', '.join(nearest[:NEAREST])} "
+        "(docs/models.md lists all)"
+    )
+
+
+def _family(name: str) -> str:
+    """A name without what says whether the model generates, embeds or ranks, which tells little of its layers."""
+    return re.sub(r"(for[a-z]+|(lmhead)?model)$", "", name.strip("'").lower())
