@@ -26,6 +26,24 @@ def folder_with(tmp_path: Path, change: dict[str, Any]) -> LoadedModel:
     return load_model(folder)
 
 
+def test_dual_chunk_attention_is_served_up_to_its_first_chunk(tmp_path: Path) -> None:
+    """Where it is plain attention, as in vLLM; transformers' is plain everywhere."""
+    for chunks, length in (
+        ({"chunk_size": 96, "local_size": 32}, 64),
+        ({"chunk_size": 96, "local_size": 32, "original_max_position_embeddings": 48}, 48),
+        ({"chunk_size": 512, "local_size": 32, "original_max_position_embeddings": 512}, 256),
+        (None, 256),
+    ):
+        assert folder_with(tmp_path, {"dual_chunk_attention_config": chunks}).config.context_length == length
+    for wrong, problem in (
+        ({"chunk_size": 32, "local_size": 32}, r"chunk_size must be over local_size \(32\), not 32"),
+        ({"chunk_size": "x"}, "chunk_size must be a whole number"),
+        ([8192], "dual_chunk_attention_config must be an object"),
+    ):
+        with pytest.raises(ModelFileError, match=problem):
+            folder_with(tmp_path, {"dual_chunk_attention_config": wrong})
+
+
 GGUF_REFUSED: dict[str, Any] = {
     "llama.attention.sliding_window": 64,
     "llama.attention.scale": 0.5,

@@ -21,6 +21,7 @@ from polyfleet.models.registry import UnknownArchitecture, of_folder
 log = logging.getLogger(__name__)
 
 MODELS_WITH_HEADS = ("AquilaModel", "GPT2LMHeadModel")  # whose class is called as those without one are
+DUAL_CHUNKS = "dual_chunk_attention_config"
 NO_CODE = "the code that auto_map names is never executed"
 
 
@@ -30,7 +31,7 @@ def read_config(folder: Path) -> tuple[Architecture, ModelConfig, Scheme | None]
     fields = text_part(whole)
     architecture, scheme = _architecture(fields), read_scheme(fields)
     with fields.in_range():
-        config = architecture.read_folder(fields)
+        config = _before_chunks(fields, architecture.read_folder(fields))
         config = replace(
             config,
             architecture=architecture.name,
@@ -63,6 +64,18 @@ def _architecture(fields: Fields) -> Architecture:
     except UnknownArchitecture as error:
         raise fields.error(f"{error}; {NO_CODE}" if fields.has("auto_map") else str(error)) from None
     return architecture
+
+
+def _before_chunks(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """With the context up to which dual chunk attention is plain attention: the end of its first chunk."""
+    if not fields.has(DUAL_CHUNKS):
+        return config
+    chunks = fields.section(DUAL_CHUNKS)
+    size, local = chunks.count("chunk_size", 8192), chunks.count("local_size", 1024)
+    if size <= local:
+        raise chunks.error(f"chunk_size must be over local_size ({local}), not {size}")
+    unscaled = chunks.count("original_max_position_embeddings", 0, minimum=0) or size  # longer ones scale queries
+    return replace(config, context_length=min(config.context_length, size - local, unscaled))
 
 
 def _headless(fields: Fields) -> bool:
