@@ -1,6 +1,7 @@
 """PEFT folders: what is read from them, and a sentence for each that can't be used."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,8 @@ WIDE = {A: np.ones((4, 99), np.float32), B: TENSORS[B]}
         (TENSORS, {"r": 0}, "r must be 1 to"),
         (TENSORS, {"r": "4"}, "r must be a whole number, not '4'"),
         (TENSORS, {"lora_alpha": "much"}, "lora_alpha of 'model.layers.0.mlp.down_proj' must be a finite number"),
+        *((TENSORS, {"lora_alpha": each}, "must be a finite number") for each in (math.inf, math.nan, 10**400)),
+        (TENSORS, {"lora_alpha": 1e45}, "is 1e+45, which takes its numbers out of range"),
         (TENSORS, {"rank_pattern": {"q_proj": 2}}, f"says rank 2 of '{Q}', the file has 4"),
         (TENSORS, {"alpha_pattern": {"(": 2}}, "alpha_pattern has '(', which is no regular expression"),
         (TENSORS, {"alpha_pattern": [1]}, "alpha_pattern must be an object"),
@@ -132,6 +135,7 @@ def test_a_sentence_for_what_is_no_adapter_of_the_model(
         load(write_adapter(tmp_path, tensors, **config))
     assert reason in str(raised.value)
     assert str(raised.value).startswith(str(tmp_path))
+    assert str(raised.value).count(str(tmp_path)) == 1
     assert "\n" not in str(raised.value)
 
 

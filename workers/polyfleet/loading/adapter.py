@@ -23,7 +23,7 @@ from polyfleet.loading.model import ModelFileError
 from polyfleet.loading.other_kinds import PICKLES
 from polyfleet.loading.placing import place
 from polyfleet.models.config import ModelConfig
-from polyfleet.models.fields import Fields, read_json
+from polyfleet.models.fields import MAX_NUMBER, Fields, read_json
 from polyfleet.models.registry import ARCHITECTURES, weight_shapes
 
 log = logging.getLogger(__name__)
@@ -73,10 +73,10 @@ def load_adapter(path: str | Path, config: ModelConfig, adaptable: Collection[st
     owner = f" (it was trained for {base!r:.128})" if base else ""
     parts: dict[str, LowRank] = {}
     for module, (down, up) in sorted(pairs.items()):
-        rank = len(down)
-        _check_rank(folder, module, rank, most, fields)
+        _check_rank(folder, module, len(down), most, fields)
+        up = _scaled(up, fields, module)
         try:
-            parts |= _placed(module, down, up * _scale(fields, module, rank), config, adaptable)
+            parts |= _placed(module, down, up, config, adaptable)
         except ModelFileError as error:
             raise ModelFileError(f"{folder}: {error}{owner}") from None
     _warn_of_other_base(folder, base, config.name)
@@ -168,11 +168,16 @@ def _check_rank(folder: Path, module: str, rank: int, most: int, fields: Fields)
         raise fields.error(f"says rank {stated} of {module!r:.128}, the file has {rank}")
 
 
-def _scale(fields: Fields, module: str, rank: int) -> float:
+def _scaled(up: Tensor, fields: Fields, module: str) -> Tensor:
+    """As lora_alpha says."""
     alpha = _by_pattern(fields, "alpha_pattern", module, fields.values.get("lora_alpha", 8))
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not abs(alpha) <= MAX_NUMBER:
         raise fields.error(f"lora_alpha of {module!r:.128} must be a finite number, not {alpha!r:.40}")
-    return alpha / (math.sqrt(rank) if fields.flag("use_rslora", False) else rank)
+    rank = up.shape[1]
+    scaled = up * (alpha / (math.sqrt(rank) if fields.flag("use_rslora", False) else rank))
+    if not bool(scaled.isfinite().all()):
+        raise fields.error(f"lora_alpha of {module!r:.128} is {alpha:g}, which takes its numbers out of range")
+    return scaled
 
 
 def _by_pattern(fields: Fields, key: str, module: str, default: Any) -> Any:
