@@ -4,6 +4,7 @@ Files come from anybody: they are decoded in the process of `polyfleet.text.proc
 """
 
 import io
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 Grid = tuple[int, int]  # rows and columns of the crops that an image is cut into; 0 of both: it is not cut
 SEES_NONE = "show images, but this model sees none"
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+ENDS = {"PNG": rb"IEND\xaeB`\x82", "GIF": rb"\0;[\0\r\n]*\Z"}  # patterns of what Pillow does without
 MAX_PIXELS = 25_000_000
 MAX_EDGE = 4096  # of what crops are cut from
 BITS_OF_BYTE = 1 / 256  # from 16 bits a channel to 8
@@ -101,6 +103,8 @@ def _decoded(data: bytes) -> "Image":
         if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
             raise FieldError("", "is animated or has several pages: send one picture of it")
         image.load()
+        if not re.search(ENDS.get(image.format or "", b""), data):
+            raise FieldError("", "is a truncated image: its end is missing")
         return _rgb(ImageOps.exif_transpose(image))
     except (FieldError, MemoryError):
         raise

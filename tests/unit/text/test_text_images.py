@@ -83,6 +83,8 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "nothing": (lambda: b"", "is no image of a kind"),
     "truncated PNG": (lambda: encoded(picture(99, 99))[:-400], "is a truncated or corrupt image"),
     "truncated JPEG": (lambda: encoded(picture(99, 99), "JPEG")[:900], "is a truncated or corrupt image"),
+    "PNG without its end": (lambda: encoded(picture(99, 99))[:-1], "is a truncated image: its end is missing"),
+    "GIF without its end": (lambda: encoded(picture(99, 99), "GIF")[:-1], "is a truncated image: its end is missing"),
     "head alone": (lambda: encoded(picture(9, 9))[:20], "is a truncated or corrupt image|is no image"),
     "animated GIF": (_animated, "is animated or has several pages"),
     "bomb": (lambda: encoded(Image.new("1", (MAX_PIXELS // 4000 + 1, 4000))), "pixels, but images may have 25,000,000"),
@@ -95,6 +97,16 @@ def test_what_is_no_still_image_is_refused(kind: str) -> None:
     make, problem = REFUSED[kind]
     with pytest.raises(FieldError, match=problem):
         prepare(make(), SETTINGS)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of how a TIFF is broken
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_no_part_of_a_file_is_taken_for_it(form: str) -> None:
+    data = encoded(picture(16, 11), form)
+    for size in {*range(1, 64), *range(64, len(data), 31), *range(len(data) - 24, len(data))}:
+        with pytest.raises(FieldError, match=r"is no image|corrupt|truncated"):
+            prepare(data[:size], SETTINGS)
+    assert prepare(data, SETTINGS) == prepare(data + b"\0\0", SETTINGS)
 
 
 @pytest.mark.parametrize(
