@@ -50,13 +50,13 @@ def generate_request(
         elif name == "tools":
             _extend(request, name, _json_texts(value))
         elif name == "template_arguments" and value is not None:
-            _set(request, name, json.dumps(value))
+            _set(request, name, _json(name, value))
         elif name == "choices":
             if value is not None and not value:
                 raise invalid_argument("structure.choices", "must hold at least one text")
             _extend(request.structure, name, value, "structure.choices")
         elif name in _STRUCTURES and value not in (None, False):
-            text = json.dumps(value) if name == "json_schema" and not isinstance(value, str) else value
+            text = _json(name, value) if name == "json_schema" and not isinstance(value, str) else value
             _set(request.structure, name, text, f"structure.{name}")
         elif name != "timeout" and name not in _STRUCTURES:
             _set(request, name, value)
@@ -71,12 +71,14 @@ def chat_messages(messages: Messages) -> list[pb.ChatMessage]:
     """
     out = []
     for index, message in enumerate(_listed("messages", messages)):
-        parts = dict(_fields(message, Message) if isinstance(message, Message) else message)
+        parts = _fields(message, Message) if isinstance(message, Message) else _mapping(f"messages[{index}]", message)
         unknown = parts.keys() - _MESSAGE_FIELDS
         if unknown:
             known = ", ".join(sorted(_MESSAGE_FIELDS))
             raise invalid_argument(f"messages[{index}].{min(unknown)}", f"unknown; known are {known}")
-        proto = pb.ChatMessage(tool_calls=map(_tool_call, parts.pop("tool_calls", None) or ()))
+        path = f"messages[{index}].tool_calls"
+        calls = enumerate(_listed(path, parts.pop("tool_calls", None) or ()))
+        proto = pb.ChatMessage(tool_calls=[_tool_call(each, f"{path}[{number}]") for number, each in calls])
         if isinstance(parts.get("content"), (list, tuple)):
             items = enumerate(parts.pop("content"))
             proto.parts.extend(_content_part(each, f"messages[{index}].content[{number}]") for number, each in items)
@@ -91,9 +93,11 @@ def _content_part(part: str | Image | Mapping[str, Any], path: str) -> pb.Conten
         return pb.ContentPart(image=part.data, image_url=part.url)
     if isinstance(part, str):
         return pb.ContentPart(text=part)
-    kind = part.get("type")
+    kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text":
-        return pb.ContentPart(text=part.get("text", ""))
+        proto = pb.ContentPart(text="")
+        _set(proto, "text", part.get("text"), f"{path}.text")
+        return proto
     if kind != "image_url":
         raise invalid_argument(path, "must be a text, an Image, or a mapping of type text or image_url")
     url = part.get("image_url")
@@ -104,12 +108,13 @@ def _content_part(part: str | Image | Mapping[str, Any], path: str) -> pb.Conten
     return pb.ContentPart(image=image.data, image_url=image.url)
 
 
-def _tool_call(call: ToolCall | Mapping[str, Any]) -> pb.ToolCall:
-    parts = _fields(call, ToolCall) if isinstance(call, ToolCall) else {**call, **call.get("function", {})}
+def _tool_call(call: ToolCall | Mapping[str, Any], path: str) -> pb.ToolCall:
+    parts = _fields(call, ToolCall) if isinstance(call, ToolCall) else _mapping(path, call)
+    parts |= _mapping(f"{path}.function", parts.get("function", {}))
     proto = pb.ToolCall()
     for name in ("id", "name", "arguments"):
         value = parts.get(name)
-        _set(proto, name, value if value is None or isinstance(value, str) else json.dumps(value), f"tool_calls.{name}")
+        _set(proto, name, value if value is None or isinstance(value, str) else _json(name, value), f"{path}.{name}")
     return proto
 
 
@@ -125,7 +130,7 @@ def embed_request(
         raise invalid_argument("pooling", f"must be one of {', '.join(POOLINGS)}, not {pooling!r}")
     request = pb.EmbedRequest(model=model, pooling=POOLINGS.get(pooling, pb.POOLING_UNSPECIFIED), normalize=normalize)
     _set(request, "dimensions", dimensions or None, "dimensions")
-    for index, item in enumerate([inputs] if isinstance(inputs, str) else inputs):
+    for index, item in enumerate([inputs] if isinstance(inputs, str) else _listed("inputs", inputs)):
         entry = request.inputs.add()
         if isinstance(item, str):
             entry.text = item
@@ -138,7 +143,7 @@ def batches(texts: str | Sequence[str], size: int) -> Iterator[Sequence[str]]:
     """The texts, so many at a time."""
     if not 1 <= size <= MAX_EMBED_INPUTS:
         raise invalid_argument("batch_size", f"must be 1 to {MAX_EMBED_INPUTS}, not {size}")
-    wanted = [texts] if isinstance(texts, str) else texts
+    wanted = [texts] if isinstance(texts, str) else list(_listed("texts", texts))
     return (wanted[first : first + size] for first in range(0, len(wanted), size))
 
 
@@ -167,12 +172,12 @@ def tokenize_request(
     _set(request, "text", text)
     _set(request, "add_special_tokens", add_special_tokens)
     _extend(request, "tools", _json_texts(tools))
-    _set(request, "template_arguments", template_arguments and json.dumps(template_arguments))
+    _set(request, "template_arguments", template_arguments and _json("template_arguments", template_arguments))
     return request
 
 
 def _json_texts(values: Sequence[Mapping[str, Any] | str] | None) -> list[str]:
-    return [each if isinstance(each, str) else json.dumps(each) for each in _listed("tools", values or ())]
+    return [each if isinstance(each, str) else _json("tools", each) for each in _listed("tools", values or ())]
 
 
 def detokenize_request(token_ids: Sequence[int], model: str) -> pb.DetokenizeRequest:
@@ -215,3 +220,16 @@ def _listed(name: str, values: Any) -> Any:
     if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
         raise invalid_argument(name, f"must be a list, not {values!r:.80}")
     return values
+
+
+def _mapping(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise invalid_argument(name, f"must be a mapping, not {value!r:.80}")
+    return dict(value)
+
+
+def _json(name: str, value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise invalid_argument(name, f"can't be written as JSON: {error}") from None

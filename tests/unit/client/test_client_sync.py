@@ -80,6 +80,43 @@ def test_what_is_no_list_is_not_taken_apart(client: pf.Client, script: Script, n
     assert not script.calls
 
 
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ("hi", r"messages\[0\]: must be a mapping, not 'hi'"),
+        (None, r"messages\[0\]: must be a mapping, not None"),
+        ({"role": "user", "content": [5]}, r"messages\[0\].content\[0\]: must be a text, an Image"),
+        ({"role": "user", "content": [{"type": "text", "text": 5}]}, r"messages\[0\].content\[0\].text: can't be 5"),
+        ({"role": "user", "tool_calls": "f"}, r"messages\[0\].tool_calls: must be a list, not 'f'"),
+        ({"role": "user", "tool_calls": ["f"]}, r"messages\[0\].tool_calls\[0\]: must be a mapping, not 'f'"),
+        ({"role": "user", "tool_calls": [{"function": "f"}]}, r"tool_calls\[0\].function: must be a mapping, not 'f'"),
+    ],
+)
+def test_what_is_no_message_is_refused_by_its_place(
+    client: pf.Client, script: Script, message: Any, problem: str
+) -> None:
+    with pytest.raises(pf.InvalidArgumentError, match=problem):
+        client.chat([message])
+    assert not script.calls
+
+
+@pytest.mark.parametrize("name", ["tools", "json_schema", "template_arguments"])
+def test_what_is_no_json_is_refused_by_name(client: pf.Client, script: Script, name: str) -> None:
+    value: Any = [{"a": {1}}]
+    with pytest.raises(pf.InvalidArgumentError, match=rf"{name}: can't be written as JSON"):
+        client.generate("hello", **{name: value})
+    assert not script.calls
+
+
+def test_what_is_no_list_of_texts_is_not_embedded(client: pf.Client, script: Script) -> None:
+    no_list: Any = 5
+    with pytest.raises(pf.InvalidArgumentError, match="inputs: must be a list, not 5"):
+        client.embed(no_list)
+    with pytest.raises(pf.InvalidArgumentError, match="texts: must be a list, not 5"):
+        client.encode(no_list)
+    assert not script.calls
+
+
 def test_contents_of_several_parts(client: pf.Client, script: Script) -> None:
     url = {"type": "image_url", "image_url": {"url": "data:image/png;base64,ZmlsZQ=="}}
     client.chat([pf.Message("user", (pf.Image(b"file"), "hi")), {"role": "user", "content": [url, "hi"]}])
