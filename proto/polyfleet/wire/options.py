@@ -206,7 +206,7 @@ class EngineOptions:
         if self.backend:
             object.__setattr__(self, "device", _device(str.__str__(self.backend), self.device))
             object.__setattr__(self, "backend", "")
-        checked({name: getattr(self, name) for name in OPTIONS})
+        check_whole(checked({name: getattr(self, name) for name in OPTIONS}))
 
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(
@@ -239,6 +239,15 @@ def checked(given: Mapping[str, object]) -> dict[str, OptionValue]:
     return values
 
 
+def check_whole(options: Mapping[str, OptionValue]) -> None:
+    """Raise FieldError where, with nothing to add, a model is to draft and none is named, or one is and none is to."""
+    speculation, model = options.get("speculation", "off"), options.get("draft_model", "")
+    if speculation == "draft" and not model:
+        raise FieldError("draft_model", "is needed where speculation is draft")
+    if model and speculation != "draft":
+        raise FieldError("draft_model", f"goes with speculation draft, not with {speculation}")
+
+
 class Stated(Protocol):
     """A protobuf message, as far as it says what is set."""
 
@@ -248,8 +257,10 @@ class Stated(Protocol):
 
 
 def options_in(message: Stated) -> dict[str, OptionValue]:
-    """The options that a `polyfleet.v1.WorkerOptions` states. Raises FieldError for a value out of range."""
-    return checked({each.name: value for each, value in message.ListFields()})
+    """The options that a `polyfleet.v1.WorkerOptions` states. Raises FieldError for what a worker would not take."""
+    options = checked({each.name: value for each, value in message.ListFields()})
+    check_whole(options)
+    return options
 
 
 def options_schema() -> dict[str, Any]:

@@ -72,6 +72,25 @@ def test_what_is_no_value_is_refused_by_option_value_and_limit(given: dict[str, 
     assert str(raised.value) == sentence
 
 
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"speculation": "draft"}, "draft_model: is needed where speculation is draft"),
+        ({"draft_model": "a"}, "draft_model: goes with speculation draft, not with off"),
+        ({"speculation": "ngram", "draft_model": "a"}, "draft_model: goes with speculation draft, not with ngram"),
+    ],
+)
+def test_a_model_drafts_where_one_is_named(given: dict[str, Any], problem: str) -> None:
+    """Flags, files and choices may say one each, but not all of them together."""
+    assert checked(given) == given
+    with pytest.raises(FieldError) as raised:
+        EngineOptions(**given)
+    assert str(raised.value) == problem
+    with pytest.raises(FieldError) as raised:
+        options_in(pb.WorkerOptions(**given))
+    assert str(raised.value) == problem
+
+
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a\n", "x" * 65, "a=b:c", "é"])
 def test_an_executors_name_is_short_and_plain(name: str) -> None:
     with pytest.raises(FieldError, match=r"^executor: must be auto or a name of up to 64 letters, digits"):

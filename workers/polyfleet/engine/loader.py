@@ -9,7 +9,7 @@ from polyfleet.engine.batching.parts import first_line
 from polyfleet.engine.canary.canary import Canary, CanarySource
 from polyfleet.engine.canary.later import CanaryLater, starts_later
 from polyfleet.engine.canary.reference import Source, canary_for, source_of
-from polyfleet.engine.choosing.drafting import NOTHING, beside, check_drafting, together
+from polyfleet.engine.choosing.drafting import NOTHING, beside, together
 from polyfleet.engine.choosing.executors import (
     GROUP,
     ExecutorKind,
@@ -102,7 +102,6 @@ def prepare_engine(
 
     Without `graph` it is as its architecture records it.
     """
-    check_drafting(options)
     size = options.tensor_parallel or 1
     machine, capabilities = open_machine(options.device, size)
     if capabilities.divisible and size > 1:

@@ -17,7 +17,6 @@ from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
 from polyfleet.wire.limits import FieldError
-from polyfleet.wire.options import EngineOptions
 
 NOTHING = Footprint(0, 0)
 
@@ -46,14 +45,6 @@ class Beside:
         if self.executor is not None:
             with suppress(Exception):
                 self.executor.close()
-
-
-def check_drafting(options: EngineOptions) -> None:
-    """Raise FieldError where a model is to draft and none is named, or one is named and none is to."""
-    if options.speculation == "draft" and not options.draft_model:
-        raise FieldError("draft_model", "is needed where speculation is draft")
-    if options.draft_model and options.speculation != "draft":
-        raise FieldError("draft_model", f"goes with speculation draft, not with {options.speculation}")
 
 
 def beside(workload: Workload, model: LoadedModel, progress: Callable[[float], None]) -> Beside:
