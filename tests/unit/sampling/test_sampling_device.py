@@ -145,6 +145,20 @@ def test_a_slot_that_starts_again_forgets() -> None:
     assert [int(sampler.draw(logits, draws).token_ids) for _ in range(2)] == [1, 0]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1e-6])
+@pytest.mark.parametrize("penalty", [5e-324, 1e-46, 1e-40])
+def test_repetition_penalties_of_next_to_nothing_are_numbers(penalty: float, temperature: float) -> None:
+    """A logit of 0 stays 0, of whichever sign; one above becomes the highest there is."""
+    params = SamplingParams(temperature=temperature, repetition_penalty=penalty)
+    for prompt_ids, expected in (((1, 3), 2), ((0,), 2), ((1, 4), 4)):
+        draws = [Draw.behind(prompt_ids, (), params)]
+        for sampler in (HostSampler(), device.DeviceSampler(torch.device("cpu"), 5)):
+            sampler.start(starts(draws))
+            drawn = sampler.draw(torch.tensor([[-5.0, 0.0, 3.0, -0.0, 1.0]]), columns(draws))
+            token_ids = drawn.token_ids if isinstance(drawn, Drawn) else drawn.to_host().token_ids
+            assert token_ids.tolist() == [expected]
+
+
 def test_a_penalised_slot_must_have_started() -> None:
     draws = columns([Draw(SamplingParams(frequency_penalty=1.0))])
     with pytest.raises(ValueError, match="counts"):

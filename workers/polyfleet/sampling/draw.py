@@ -12,6 +12,7 @@ from polyfleet.sampling.masks import Masks
 from polyfleet.wire.sampling import SamplingParams
 
 NO_LOGPROBS = -1
+LEAST_REPETITION = float(np.finfo(np.float32).tiny)  # float32 logits are divided by it: less would be 0 there
 
 # How one sequence's tokens are drawn: SamplingParams as numbers. An array of these is indexed by slot, or by draw.
 PARAMETERS = np.dtype(
@@ -35,7 +36,7 @@ def parameters(params: SamplingParams, choice: int = 0, num_logprobs: int | None
     """One entry of an array of PARAMETERS."""
     return (
         *(params.temperature, params.top_p, params.min_p),
-        *(params.repetition_penalty, params.presence_penalty, params.frequency_penalty),
+        *(max(params.repetition_penalty, LEAST_REPETITION), params.presence_penalty, params.frequency_penalty),
         *(min(params.top_k, 2**62), params.seed, choice, NO_LOGPROBS if num_logprobs is None else num_logprobs),
     )
 
