@@ -7,6 +7,8 @@ a process is in one group at a time.
 import os
 import select
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -184,6 +186,31 @@ def test_a_rank_that_dies_at_load_is_named(folder: Path, monkeypatch: pytest.Mon
     with pytest.raises(ValueError, match="rank 1 of 2 ended with status 1"):
         Engine.load(str(folder), options(tensor_parallel=2))
     assert {each.pid for each in psutil.Process().children()} <= before
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_while_all_meet_ends_the_process(folder: Path) -> None:
+    """Within seconds: the others wait for it in a library that nothing else wakes."""
+    script = """if True:
+        import os, signal, sys
+        from polyfleet.engine import Engine
+        from polyfleet.executors.ranks import group
+        from polyfleet.wire.options import EngineOptions
+
+        class Meeting(group.DistributedRanks):
+            def __init__(self, *meeting, **more):
+                [os.kill(pid, signal.SIGKILL) for pid in executors[0].pids]
+                super().__init__(*meeting, **more)
+
+        executors, build = [], group.GroupExecutor._build
+        group.GroupExecutor._build = lambda self, *rest: executors.append(self) or build(self, *rest)
+        group.DistributedRanks = Meeting
+        Engine.load(sys.argv[1], EngineOptions(device="cpu", executor="eager", tensor_parallel=2))
+    """
+    command = [sys.executable, "-c", script, str(folder)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.strip().splitlines()[-1].startswith("rank 1 of 2 was killed by SIGKILL, and a call")
 
 
 def test_a_rank_that_hangs_takes_the_group_down(group: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

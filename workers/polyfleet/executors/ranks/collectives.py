@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-JOIN_SECONDS = 60.0  # for all ranks to meet; afterwards silence is noticed elsewhere
 COLLECTIVE_SECONDS = 600.0
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # ranks are on one host
 

@@ -237,7 +237,8 @@ class GroupExecutor:
         self._members.tell(start)
         self._members.answers()  # they are there, and join next
         meeting = (backend.name, start["store"], 0, self.size, torch.device(workload.device))
-        self._ranks = DistributedRanks(*meeting, peer_memory=workload.capabilities.peer_memory)
+        peer_memory = workload.capabilities.peer_memory
+        self._ranks = self._calling(lambda: DistributedRanks(*meeting, peer_memory=peer_memory))
         mine = replace(workload, ranks=self._ranks)
         reading, building = halves(progress)
         check_numbers(path, mine.weights, reading)

@@ -46,7 +46,7 @@ def main() -> None:
     board = Board(given.board, start["size"], 0)
     threading.Thread(target=beat, args=(board, given.rank), daemon=True).start()
     try:
-        Rank(end, board, given.rank, start["size"], *prepare(end, start, given.rank)).run()
+        Rank(end, board, given.rank, start["size"], *prepare(end, board, start, given.rank)).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)  # rank 0 has gone; whatever still waits for it is of no use
     except BaseException as error:
@@ -68,8 +68,8 @@ def beat(board: Board, rank: int) -> None:
         time.sleep(BEAT_SECONDS)
 
 
-def prepare(end: socket.socket, start: wire.Message, rank: int) -> tuple["Executor", int, "Shard"]:
-    """Join the group and build what this rank computes with; what can't be is answered, and ends the process.
+def prepare(end: socket.socket, board: Board, start: wire.Message, rank: int) -> tuple["Executor", int, "Shard"]:
+    """Join the group and build what this rank computes with; what can't be is said, and ends the process.
 
     With it come the bytes that were free before, and its part of the model.
     """
@@ -79,7 +79,9 @@ def prepare(end: socket.socket, start: wire.Message, rank: int) -> tuple["Execut
         memory = isinstance(error, MemoryError)
         if not isinstance(error, ValueError):
             log.exception("rank %d can't compute its part", rank)
-        wire.send(end, {"error": str(error).partition("\n")[0] or type(error).__name__, "memory": memory})
+        words = str(error).partition("\n")[0] or type(error).__name__
+        board.say(rank, words)  # for rank 0 may wait elsewhere than for the answer
+        wire.send(end, {"error": words, "memory": memory})
         os._exit(1)
     wire.send(end, {})
     return found
