@@ -1,12 +1,18 @@
 """Failures of the command line: one sentence on stderr and an exit code that scripts can act on."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum, unique
+from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from polyfleet.cli.terminal.output import command_name
+
+if TYPE_CHECKING:
+    from polyfleet.client import PolyfleetError
 
 
 @unique
@@ -30,6 +36,19 @@ _BY_STATUS = {
     "DEADLINE_EXCEEDED": ExitCode.UNAVAILABLE,
     "UNAUTHENTICATED": ExitCode.NOT_ALLOWED,
     "PERMISSION_DENIED": ExitCode.NOT_ALLOWED,
+}
+
+
+OPTIONS_OF = {  # by the names of fields, where options have others; the first one that is given is meant
+    "structure": ("json_schema", "regex", "choices"),
+    "messages": ("images", "text"),
+    "text": ("prompt",),
+    "token_ids": ("prompt_ids",),
+    "inputs": ("texts",),
+    "top_n": ("top",),
+    "add_special_tokens": ("special_tokens",),
+    "revision": ("to_revision",),
+    "traffic": ("shares",),
 }
 
 
@@ -76,14 +95,34 @@ def calling(address: str, secret_option: str = "--api-key-file") -> Iterator[Non
     import grpc
 
     from polyfleet.client import PolyfleetError
+    from polyfleet.client.errors import from_rpc_error
 
     try:
         yield
-    except PolyfleetError as error:
-        raise status_error(error.status, error.message, address, secret_option, error.retry_after) from None
-    except grpc.RpcError as error:
-        code, details = error.code().name, error.details()
-        raise status_error(code, details or code, address, secret_option) from None
+    except (PolyfleetError, grpc.RpcError) as raised:
+        error = raised if isinstance(raised, PolyfleetError) else from_rpc_error(raised)
+        raise status_error(error.status, by_option(error), address, secret_option, error.retry_after) from None
+
+
+def by_option(error: "PolyfleetError") -> str:
+    """Its message, with what the user typed in place of the request's field that it became."""
+    context = click.get_current_context(silent=True)
+    field = error.field_violations[0].field if error.field_violations else ""
+    if context is None or not field or not error.message.startswith(f"{field}: "):
+        return error.message
+    option = next(filter(None, (_option(context, word) for word in reversed(re.findall(r"[a-z]\w*", field)))), field)
+    return option + error.message.removeprefix(field)
+
+
+def _option(context: click.Context, name: str) -> str:
+    """The option or argument of the command that gives a field; empty: none does."""
+    options = {each.name: each for each in context.command.params}
+    places = (each for each in (name, *OPTIONS_OF.get(name, ())) if each in options)
+    given = [each for each in places if context.get_parameter_source(each) == ParameterSource.COMMANDLINE]
+    option = options.get(given[0] if given else name)
+    if option is None:
+        return ""
+    return max(option.opts, key=len) if isinstance(option, click.Option) else option.human_readable_name.upper()
 
 
 @contextmanager

@@ -100,7 +100,7 @@ _CLASSES: dict[str, type[PolyfleetError]] = {
 def from_rpc_error(error: grpc.RpcError) -> PolyfleetError:
     """The PolyfleetError of a gRPC error, with the details of its trailers; the base class itself for other codes."""
     status = error.code().name
-    message = error.details() or "the gateway gave no message"
+    message = error.details() or "the server gave no message"
     violations: list[FieldViolation] = []
     retry_after: float | None = None
     reason = ""

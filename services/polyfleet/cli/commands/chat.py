@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from polyfleet.cli.errors import CliError, ExitCode
+from polyfleet.cli.errors import CliError, ExitCode, by_option
 from polyfleet.cli.images import is_url, with_images
 from polyfleet.cli.options import Gateway, examples, gateway_options, model_option
 from polyfleet.cli.terminal.keyboard import quiet_keyboard, read_line
@@ -139,7 +139,7 @@ def converse(client: "Client", history: "list[Message]", options: dict[str, Any]
                 turn = with_images(line.strip(), shown) if shown else Message("user", line.strip())
                 said = answered(client, [*history, turn], options)
             except PolyfleetError as error:
-                remark(f"{error.message} Not remembered; say it again, or /clear.", "red")
+                remark(f"{by_option(error)} Not remembered; say it again, or /clear.", "red")
             except (EOFError, KeyboardInterrupt):  # in place of what a tool gives
                 click.echo()
                 return

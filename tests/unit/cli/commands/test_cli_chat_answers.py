@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.support.scripted_inference import serve
+from google.rpc import code_pb2, error_details_pb2
+from tests.support.scripted_inference import fail, serve
 from tests.unit.cli.commands.test_cli_chat import answer, type_lines
 
 from polyfleet.cli.commands.chat import converse
@@ -85,4 +86,37 @@ def test_a_tool_outside_a_list_is_told(tmp_path: Path) -> None:
         given = ("chat", "--gateway", script.address, "--tools", str(tmp_path / "tools.json"))
         result = CliRunner().invoke(cli, given, input="Hi")
     assert (result.exit_code, script.calls) == (2, [])
-    assert result.stderr.startswith("Error: tools: must be a list, not {'type': 'function'")
+    assert result.stderr.startswith("Error: --tools: must be a list, not {'type': 'function'")
+
+
+@pytest.mark.parametrize(
+    ("command", "field", "named"),
+    [
+        ("chat --regex (", "structure.regex", "--regex"),
+        ("chat --regex a --max-tokens 1", "structure", "--regex"),
+        ("chat --choice a", "structure.choices", "--choice"),
+        ("chat --json-schema {file}", "structure", "--json-schema"),
+        ("chat --json-schema {file}", "structure.json_schema", "--json-schema"),
+        ("chat --tools {file}", "tools[0].function.name", "--tools"),
+        ("chat --model x", "model", "--model"),
+        ("chat --temperature 1", "sampling.temperature", "--temperature"),
+        ("chat --seed 1", "sampling.seed", "--seed"),
+        ("chat", "max_tokens", "--max-tokens"),
+        ("chat", "messages[0].content", "messages[0].content"),
+        ("generate Hi", "text", "TEXT"),
+        ("generate --prompt Hi", "text", "--prompt"),
+        ("generate --prompt-ids 5", "token_ids", "--prompt-ids"),
+        ("generate Hi --image {file}", "messages[0].content[1].image_url", "--image"),
+        ("generate Hi --min-tokens 9", "min_tokens", "--min-tokens"),
+        ("generate Hi --max-tokens 9", "max_tokens", "--max-tokens"),
+    ],
+)
+def test_a_fault_names_the_option_that_gave_it(tmp_path: Path, command: str, field: str, named: str) -> None:
+    (tmp_path / "file.json").write_text("[]")
+    violation = error_details_pb2.BadRequest.FieldViolation(field=field, description="is wrong")
+    violations = error_details_pb2.BadRequest(field_violations=[violation])
+    step = fail(code_pb2.INVALID_ARGUMENT, f"{field}: is wrong.", violations)
+    words = command.format(file=tmp_path / "file.json").split()
+    with serve(step) as script:
+        result = CliRunner().invoke(cli, [words[0], "--gateway", script.address, *words[1:]], input="Hi")
+    assert (result.exit_code, result.stderr) == (2, f"Error: {named}: is wrong.\n")
