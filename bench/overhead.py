@@ -23,7 +23,7 @@ from polyfleet.engine.executor import Capacity, Footprint, Pending, StepOutput
 from polyfleet.engine.step.plan import StepPlan
 from polyfleet.models.config import ModelConfig
 from polyfleet.sampling.masks import Masks
-from polyfleet.serving.engine_process import Reports
+from polyfleet.serving.engine_pacing import Reports
 from polyfleet.serving.messages import StepNews, frame
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest

@@ -94,7 +94,7 @@ def load(path: str, options: EngineOptions, progress: Progress) -> "FakeEngine":
 class FakeEngine:
     """The surface of `polyfleet.engine.Engine` that the engine process uses."""
 
-    alarm = None
+    alarm: int | None = None
 
     def __init__(self, script: Script, options: EngineOptions) -> None:
         self._script = script
@@ -146,6 +146,9 @@ class FakeEngine:
         waiting = len(self._sequences) - running
         free = BLOCKS - running - int(self._script.leak)
         return self._status._replace(running_sequences=running, waiting_sequences=waiting, free_blocks=free)
+
+    def woken(self) -> None:
+        pass
 
     def check(self) -> None:
         assert not self._script.leak, "1 block has no owner"

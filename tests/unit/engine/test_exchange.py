@@ -1,6 +1,6 @@
 """Prefixes between engines: what is taken, what is refused, and that all is balanced whatever happens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from tests.support.tiny_models import TinyShape, poisoned_model
 
 from polyfleet.engine.choosing.sizing import capacity_of
 from polyfleet.engine.engine import Engine
+from polyfleet.kvcache.portable import Joined
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
 from polyfleet.wire.answers import SequenceUpdate
@@ -192,3 +193,22 @@ def test_without_a_prefix_cache_nothing_is_kept(model: LoadedModel) -> None:
     run(there, PROMPT)
     assert here.import_prefix(there.export_prefix(PROMPT)) == 0
     assert len(here._batcher.prefixes) == 0
+
+
+def test_whole_blocks_leave_as_they_lie(model: LoadedModel) -> None:
+    here = engine(model)
+    run(here, PROMPT)
+    exchange, executor, block = here._exchange, here._exchange.executor, here.facts.block_size
+
+    def begin_export(blocks: Sequence[int]) -> Callable[[], tuple[NDArray[Any], ...]]:
+        caches = executor.export_blocks(blocks)
+        memory = memoryview(b"".join(each.tobytes() for each in caches))
+        return lambda: Joined.of(memory, [each.shape for each in caches], caches[0].dtype)
+
+    executor.begin_export = begin_export  # type: ignore[attr-defined]
+    hashes = exchange.chain(PROMPT, b"")
+    whole, part = exchange.read(hashes, 0, 2 * block), exchange.read(hashes, 0, 2 * block - 1)
+    assert isinstance(whole, Joined)
+    assert not isinstance(part, Joined)
+    for each, other in zip(whole, part, strict=True):
+        assert np.array_equal(each[:, : 2 * block - 1], other)

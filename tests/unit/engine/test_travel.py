@@ -1,5 +1,6 @@
 """Prefixes between engines that run: what is fetched, what is computed instead, and that all is balanced throughout."""
 
+import select
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -96,6 +97,17 @@ def test_what_is_there_is_not_fetched_again(model: LoadedModel, peer: Peer, room
     here.attend(room)
     assert ask(here, peer.source()) == (peer.expected, 96)
     assert here.status().fetched_tokens == 64
+
+
+def test_news_of_what_is_over_wake_an_idle_engine_once(model: LoadedModel, peer: Peer, room: TransferRoom) -> None:
+    here = engine(model)
+    here.attend(room)
+    assert ask(here, peer.source()) == (peer.expected, 96)
+    room._tell()  # as a thread does whose transfer the engine has done with
+    assert select.select([room.descriptor], [], [], 0)[0]
+    here.woken()
+    assert not here.has_work
+    assert not select.select([room.descriptor], [], [], 0)[0]
 
 
 @pytest.mark.parametrize("tokens", [0, 63, 2])

@@ -14,7 +14,7 @@ from tests.support.fake_tokens import fake_tokens
 
 from polyfleet.engine.canary.canary import CanaryResult, CanaryVerdict
 from polyfleet.engine.facts import EngineStatus
-from polyfleet.serving import engine_process
+from polyfleet.serving import engine_pacing
 from polyfleet.serving.engine_process import Overtaking, WorkerSocket, run, sentence
 from polyfleet.serving.engine_protocol import EngineFactory
 from polyfleet.serving.messages import (
@@ -237,7 +237,7 @@ def test_whatever_overtakes_what_is_cancelled_never_stays(names: list[str], data
 
 
 def test_an_idle_engine_checks_its_books_and_a_leak_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_process, "IDLE_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(engine_pacing, "IDLE_CHECK_SECONDS", 0.05)
     with engine_at_work() as (peer, result):
         peer.load("fake:leak=1,canary=0")
         peer.send(request("a", tokens=1))

@@ -2,7 +2,7 @@
 
 from tests.support import fake_engine
 
-from polyfleet.serving.engine_process import STATUS_SECONDS, Reports
+from polyfleet.serving.engine_pacing import STATUS_SECONDS, Reports
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 

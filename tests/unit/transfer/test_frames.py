@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from polyfleet.graph.kernel_graph import PerToken
 from polyfleet.kvcache.checksum import Checksum
-from polyfleet.kvcache.portable import KvLayout
+from polyfleet.kvcache.portable import Joined, KvLayout
 from polyfleet.transfer import frames
 from polyfleet.transfer.frames import CHECKSUM_BYTES, HEADER_BYTES, BadFrame, Blocks, End, Hello, Message
 
@@ -139,3 +139,15 @@ def test_a_layout_comes_back() -> None:
         frames.layout_of(frames.Layout("model", "int3", []))
     with pytest.raises(BadFrame):
         frames.layout_of(frames.Layout("model", "float16", [(-1, 4, False)]))
+
+
+@pytest.mark.parametrize("tokens", [0, 16, 48])
+def test_caches_that_lie_together_leave_in_one_piece_and_as_others_do(tokens: int) -> None:
+    memory = memoryview(bytearray(np.random.default_rng(tokens).bytes(tokens * LAYOUT.token_bytes)))
+    joined = Joined.of(memory, LAYOUT.shapes(tokens), np.dtype("<f2"))
+    apart = tuple(each.copy() for each in joined)
+    assert len(frames.payload_parts(joined)) == (1 if tokens else 0)
+    for caches in (joined, apart):
+        assert b"".join(frames.payload_parts(caches)) == bytes(memory)
+        room = memoryview(bytearray(memory.nbytes + 8))
+        assert frames.write_arrays(caches, room) == memory

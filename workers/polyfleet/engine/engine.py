@@ -134,7 +134,7 @@ class Engine:
 
     @property
     def alarm(self) -> int | None:
-        """A descriptor that can be read from once the executor has broken down, which `check` then raises; or none."""
+        """A descriptor that can be read from once the executor has broken down, which `woken` then raises; or none."""
         return getattr(self._executor, "alarm", None)
 
     def implementations(self) -> Mapping[str, str]:
@@ -183,13 +183,12 @@ class Engine:
 
     @property
     def _present(self) -> list[Sequence]:
-        ledger = self._batcher.ledger
-        return ledger.running + ledger.waiting
+        return [*self._batcher.ledger.running, *self._batcher.ledger.waiting]
 
     def cancel(self, sequence_id: str) -> bool:
-        """End a sequence; no update follows. Its blocks are free at once, but those that a step under way writes.
+        """End a sequence; no update follows. False when it has ended or never was.
 
-        False when it has ended or never was.
+        Its blocks are free at once, but those that a step under way writes.
         """
         return self._batcher.cancel(sequence_id)
 
@@ -286,15 +285,16 @@ class Engine:
             ),
         )
 
-    def _held_tokens(self) -> int:
-        """Room for tokens in the KV blocks that sequences use."""
+    def _held_tokens(self) -> int:  # room for them in the blocks that sequences use
         return (self._pool.num_blocks - self._pool.num_free) * self.facts.block_size
 
-    def check(self) -> None:
-        """Raise AssertionError unless pool, prefix index and ledger balance. Cheap enough for an idle engine.
-
-        Raises DeviceTimeout where the executor has broken down meanwhile.
-        """
-        self._batcher.check()
+    def woken(self) -> None:
+        """See peers' news without a step; raises DeviceTimeout where the executor has broken down meanwhile."""
+        if self._travel is not None:
+            self._travel.woken()
         if self.alarm is not None:
             self._executor.check()  # type: ignore[attr-defined]
+
+    def check(self) -> None:
+        """Raise AssertionError unless pool, prefix index and ledger balance. It looks at every block."""
+        self._batcher.check()

@@ -10,17 +10,16 @@ import logging
 import math
 import select
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
 
 from polyfleet.backends import BackendUnavailable
-from polyfleet.engine.facts import EngineStatus
 from polyfleet.process import signals
 from polyfleet.process.logs import LEVELS, set_up_logging
 from polyfleet.serving import messages
+from polyfleet.serving.engine_pacing import Books, Reports
 from polyfleet.serving.engine_protocol import EngineFactory, Progress, ServedEngine, TravellingPrefixes
 from polyfleet.serving.health.canary_rounds import CanaryRounds
 from polyfleet.serving.log_tail import copy_lines
@@ -45,8 +44,6 @@ from polyfleet.wire.options import EngineOptions
 
 log = logging.getLogger(__name__)
 
-IDLE_CHECK_SECONDS = 1.0
-STATUS_SECONDS = 0.02  # from status to status while sequences go on: that of each of a thousand steps costs too much
 READABLE = (ValueError, BackendUnavailable)  # of loading: their message is a sentence, a traceback adds nothing
 
 
@@ -88,22 +85,6 @@ class WorkerSocket:
         return []
 
 
-class Reports:
-    """When an engine's status travels: with what commands came to, when there is no more work, and now and then."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._due = 0.0
-
-    def status(self, engine: ServedEngine, commanded: bool) -> EngineStatus | None:
-        """It, behind a step; None: not now. `commanded`: some commands were carried out before it."""
-        now = self._clock()
-        if now < self._due and not commanded and engine.has_work:
-            return None
-        self._due = now + STATUS_SECONDS
-        return engine.status()
-
-
 class Overtaking:
     """Lets Cancels overtake Adds: a sequence that is cancelled before its Add has come ends as soon as it is added."""
 
@@ -131,18 +112,19 @@ def serve(engine: ServedEngine, worker: WorkerSocket, rounds: CanaryRounds) -> N
 
     After a second of idleness the engine checks its books once; AssertionError ends the process, and so the worker.
     """
-    unchecked = False
     if engine.alarm is not None:
         worker.watch(engine.alarm)
-    overtaking, reports = Overtaking(), Reports()
+    overtaking, reports, books = Overtaking(), Reports(), Books()
     while True:
-        pause = rounds.until_next(IDLE_CHECK_SECONDS if unchecked else None)
-        commands = worker.receive(0 if engine.has_work else pause)
+        commands = worker.receive(0 if engine.has_work else rounds.until_next(books.seconds))
         rounds.advance(engine)
         if not commands and not engine.has_work:
-            engine.check()
-            unchecked = False
+            engine.woken()
+            if books.due and not engine.has_work:
+                engine.check()
+                books.checked()
             continue
+        books.opened()
         commands = overtaking.sort(commands)
         refusals: list[Refusal] = []
         for command in commands:
@@ -154,7 +136,6 @@ def serve(engine: ServedEngine, worker: WorkerSocket, rounds: CanaryRounds) -> N
         updates = engine.step() if engine.has_work else []
         status = reports.status(engine, bool(commands))
         worker.send(StepNews(rounds.take(updates), refusals, status, rounds.verdict(), overtaking.num_adds))
-        unchecked = True
 
 
 def apply(engine: ServedEngine, command: Command) -> Refusal | AdapterNews | None:

@@ -79,8 +79,15 @@ class ServedEngine(Protocol):
         """How it is doing."""
         ...
 
+    def woken(self) -> None:
+        """A descriptor that is watched could be read from, and there is no work: see why, so that it can't be for long.
+
+        Raises DeviceTimeout where the engine has broken down by itself.
+        """
+        ...
+
     def check(self) -> None:
-        """Raise AssertionError unless blocks and ledger balance."""
+        """Raise AssertionError unless blocks and ledger balance. It looks at every block."""
         ...
 
 

@@ -159,9 +159,21 @@ def chunk_arrays(layout: KvLayout, num_tokens: int, payload: memoryview) -> Join
     return Joined.of(payload, shapes, dtype)
 
 
+def payload_parts(arrays: Sequence[Array]) -> list[memoryview]:
+    """Caches as bytes, one behind the other: in one piece where they lie so."""
+    if isinstance(arrays, Joined):
+        return [arrays.memory.cast("B")] if arrays.memory.nbytes else []
+    return [np.ascontiguousarray(each).data.cast("B") for each in arrays if each.size]
+
+
 def write_arrays(arrays: Sequence[Array], into: memoryview) -> memoryview:
-    """Copy caches into memory, one behind the other; the part that they fill."""
+    """Copy caches into memory, one behind the other; the part that they fill.
+
+    In one piece where they lie so: each piece more takes Python's lock once more, for which the engine's thread waits.
+    """
     size = sum(each.nbytes for each in arrays)
-    if size:
+    if isinstance(arrays, Joined):
+        np.copyto(np.frombuffer(into[:size], np.uint8), np.frombuffer(arrays.memory, np.uint8))
+    elif size:
         np.concatenate([each.reshape(-1) for each in arrays], out=np.frombuffer(into[:size], arrays[0].dtype))
     return into[:size]

@@ -21,6 +21,7 @@ from polyfleet.transfer.frames import (
     Wait,
     Welcome,
     layout_message,
+    payload_parts,
     write_arrays,
 )
 from polyfleet.transfer.inquiry import Inquiry
@@ -122,8 +123,7 @@ class Delivery:
     def _send(self, chunk: Chunk) -> None:
         slots = self._slots
         if slots is None:
-            parts = [np.ascontiguousarray(each).data.cast("B") for each in chunk.caches if each.size]
-            self._channel.send(Blocks(chunk.first, chunk.tokens), parts)
+            self._channel.send(Blocks(chunk.first, chunk.tokens), payload_parts(chunk.caches))
             return
         while (slot := slots.take()) is None:
             self._released(slots)

@@ -95,6 +95,8 @@ class Exchange:
             arrived = begin(*wanted) if begin else partial(tuple, self.executor.export_blocks(*wanted))
         finally:
             self._release(blocks)
+        if (part.start, part.stop) == (0, len(wanted[0]) * block_size):
+            return arrived  # as it lies
         return lambda: tuple(each[:, part] for each in arrived())
 
     def add(self, hashes: list[bytes], start: int, caches: Sequence[Array]) -> int:

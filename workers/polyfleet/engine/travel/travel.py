@@ -142,6 +142,10 @@ class Travel:
             return False
         return True
 
+    def woken(self) -> None:
+        """The room's news are seen; `has_work` says whether they ask for anything."""
+        self._room.clear()
+
     def advance(self) -> None:
         """Put out what peers have room for, and take in what has come: a chunk of each, and more while time is left.
 
