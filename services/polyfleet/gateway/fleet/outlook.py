@@ -1,6 +1,6 @@
 """Whether waiting for a model's worker can help, and why none is ready: read from the scheduler's snapshot. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from polyfleet.gateway.fleet.snapshot import Snapshot
@@ -30,38 +30,56 @@ def intended_models(snapshot: Snapshot | pb.FleetSnapshot) -> frozenset[str]:
 
 def outlook(model: str, snapshot: Snapshot | pb.FleetSnapshot) -> Outlook:
     """The outlook of a model that somebody wants and that no worker is ready for."""
-    wishes = [wish for wish in (*snapshot.deployments, *snapshot.pools) if served_name(wish) == model]
-    deployments = {wish.name for wish in snapshot.deployments if served_name(wish) == model}
-    workers = [each for each in snapshot.workers if _is_for(model, deployments, each.info)]
-    looping = [pool.problem for pool in snapshot.pools if served_name(pool) == model]
+    deployments = [wish for wish in snapshot.deployments if served_name(wish) == model]
+    pools = [pool for pool in snapshot.pools if served_name(pool) == model]
+    names = {wish.name for wish in deployments}
+    workers = [each for each in snapshot.workers if _is_for(model, names, each.info)]
+    crash_loops = [pool.problem for pool in pools if pool.problem]
     if loading := [each.status for each in workers if each.status.state == pb.WORKER_STATE_LOADING]:
-        share, said = max(each.load_progress for each in loading), _sentences([*(s.reason for s in loading), *looping])
-        standstill = all(each.reason for each in loading)
-        return Outlook(f"Model {model} is being loaded ({share:.0%}). {said}".strip(), standstill)
-    own = [each.status.reason.rstrip(".") for each in workers if each.status.reason]  # which deployments repeat
-    problems = [
-        wish.problem
-        for wish in wishes
-        if wish.problem and not (wish.name in deployments and any(each in wish.problem for each in own))
-    ]
-    broken = [each for each in workers if each.status.state == pb.WORKER_STATE_UNHEALTHY]
-    told = _sentences([*(each.status.reason for each in workers), *problems])
+        return _of_loading(model, loading, crash_loops)
+    problems = _own_problems(deployments, workers) + crash_loops
+    if workers:
+        return _of_workers(model, workers, problems, bool(crash_loops))
+    if problems:
+        return Outlook(f"Model {model} has no worker. {_sentences(problems)}", hopeless=True)
+    return _of_wishes(model, [*deployments, *pools], deployed=bool(deployments))
+
+
+def _of_loading(model: str, loading: Sequence[pb.WorkerStatus], crash_loops: Iterable[str]) -> Outlook:
+    """While some worker loads the model: hopeless where all of them stand still, and say why."""
+    share = max(each.load_progress for each in loading)
+    reasons = _sentences([*(each.reason for each in loading), *crash_loops])
+    standstill = all(each.reason for each in loading)
+    return Outlook(f"Model {model} is being loaded ({share:.0%}). {reasons}".strip(), standstill)
+
+
+def _own_problems(deployments: Iterable[pb.ModelDeployment], workers: Iterable[pb.FleetWorker]) -> list[str]:
+    """What deployments say that does not only repeat the sentence of one of the workers."""
+    said = [each.status.reason.rstrip(".") for each in workers if each.status.reason]
+    return [wish.problem for wish in deployments if wish.problem and not any(each in wish.problem for each in said)]
+
+
+def _of_workers(model: str, workers: Sequence[pb.FleetWorker], problems: Iterable[str], crash_loops: bool) -> Outlook:
+    """While workers of the model are there, of which none is ready and none loads it."""
+    reasons = _sentences([*(each.status.reason for each in workers), *problems])
     states = {each.status.state for each in workers}
     if pb.WORKER_STATE_STARTING in states:
-        return Outlook(f"Model {model} is being loaded: a worker starts. {told}".strip())
+        return Outlook(f"Model {model} is being loaded: a worker starts. {reasons}".strip())
     if states - set(_BROKEN):
-        return Outlook(f"The workers of model {model} are changing. {told}".strip())
-    if workers:  # one that had its model, or was lost, may come back; one that could not load it fails again
-        failed = all(each in broken and not each.info.HasField("model") for each in workers)
-        return Outlook(f"No worker of model {model} is well. {told}".strip(), failed or any(looping))
-    if problems:
-        return Outlook(f"Model {model} has no worker. {told}", hopeless=True)
+        return Outlook(f"The workers of model {model} are changing. {reasons}".strip())
+    # One that had its model, or was lost, may come back; one that could not load it fails again.
+    failed = all(each.status.state == pb.WORKER_STATE_UNHEALTHY and not each.info.HasField("model") for each in workers)
+    return Outlook(f"No worker of model {model} is well. {reasons}".strip(), failed or crash_loops)
+
+
+def _of_wishes(model: str, wishes: Sequence[pb.ModelDeployment], *, deployed: bool) -> Outlook:
+    """Without any worker, and without a word why: by how many are wanted."""
     wanted = sum(wish.workers for wish in wishes)
-    if wishes and not wanted:
-        if any(wish.HasField("autoscaling") for wish in wishes):
-            return Outlook(f"Model {model} has no worker while nobody asks for it: one is about to start.")
-        return Outlook(f"Model {model} has no worker: none is wanted now.", hopeless=bool(deployments))
-    return Outlook(f"Model {model} has none of its workers now: {wanted} wanted, 0 there.")
+    if not wishes or wanted:
+        return Outlook(f"Model {model} has none of its workers now: {wanted} wanted, 0 there.")
+    if any(wish.HasField("autoscaling") for wish in wishes):
+        return Outlook(f"Model {model} has no worker while nobody asks for it: one is about to start.")
+    return Outlook(f"Model {model} has no worker: none is wanted now.", hopeless=deployed)
 
 
 def _is_for(model: str, deployments: Iterable[str], info: pb.WorkerInfo) -> bool:
