@@ -209,26 +209,32 @@ def _reconcile_one(have: _Have, room: Room, plan: Plan) -> None:
     """Plan for one deployment: as many workers as wished for stay ready, and few are there beyond them meanwhile."""
     wish, accelerators = have.wish, tuple(have.wish.accelerators) or (*ACCELERATORS, *room.third_parties)
     groups = _groups(have, accelerators)
+    members = [report for group in groups for report in group.members]
     total = sum(group.wanted for group in groups)
-    ready = sum(min(group.wanted, have.num_ready(group.members, group.orphans)) for group in groups)
-    outdated = [r for r in have.staying if not any(r in group.members for group in groups)]
+    outdated = [report for report in have.staying if report not in members]
     surplus = [end for group in groups for end in have.endings(group.members, group.orphans)[: max(0, group.surplus)]]
-    moving = bool(outdated or surplus)
     surge = total + max(1, wish.rollout.max_surge) - len(have.staying) - len(have.orphans)
-    _launch_missing(groups, max(0, surge) if moving else total, accelerators, room, plan)
+    _launch_missing(groups, max(0, surge) if outdated or surplus else total, accelerators, room, plan)
+
+    ready = sum(min(group.wanted, have.num_ready(group.members, group.orphans)) for group in groups)
     leaving = sorted([*have.endings(outdated), *(end for end in surplus if end.serves)])
     spare = leaving[: max(0, len(leaving) - max(0, total - ready))]
-    waits = any(not have.is_ready(report) for group in groups for report in group.members)
+    waits = any(not have.is_ready(report) for report in members)
     if not spare and wish.name in plan.problems and not waits and not have.some_leave:
         # No room for both: one old worker has to make way for the next new one, where its place is of use.
         of_use = {r.spec.worker_id for r in have.staying if r.spec.accelerator in accelerators}
         spare = [end for end in leaving if end.worker_id in of_use][:1]
     plan.actions.extend(end.action for end in (*spare, *(end for end in surplus if not end.serves)))
+    _explain_waiting(have, members, plan)
+
+
+def _explain_waiting(have: _Have, members: Iterable[LauncherReport], plan: Plan) -> None:
+    """Say why workers are missing: not for want of room where some leave, and else what one that starts waits for."""
     if have.some_leave:
-        plan.problems.pop(wish.name, None)  # their places come free in a moment
-    waiting = [r.reason for group in groups for r in group.members if r.phase is Phase.STARTING and r.reason]
+        plan.problems.pop(have.wish.name, None)  # their places come free in a moment
+    waiting = [report.reason for report in members if report.phase is Phase.STARTING and report.reason]
     if waiting:
-        plan.problems.setdefault(wish.name, waiting[0])
+        plan.problems.setdefault(have.wish.name, waiting[0])
 
 
 def _launch_missing(groups: Iterable[_Group], most: int, accelerators: Sequence[str], room: Room, plan: Plan) -> None:
