@@ -50,7 +50,7 @@ def answers(parts: EngineParts, params: SamplingParams, speculation: str, **more
     """The tokens of each choice, by a clock that stands still."""
     assert parts.model.tokenizer is not None
     options = replace(parts.options, speculation=speculation)
-    engine = Engine(parts.executor, parts.model.config, options, parts.model.tokenizer, clock=lambda: 0.0)
+    engine = Engine(parts.executor, parts.model.config, options, tokenizer=parts.model.tokenizer, clock=lambda: 0.0)
     prompt = tuple(ModelText(parts.model.tokenizer.document).encode(f"{EXAMPLE}\n" * 2))
     for choice in range(CHOICES):
         asked = SequenceRequest(str(choice), prompt, params, choice=choice, max_tokens=160, logprobs=2, **more)

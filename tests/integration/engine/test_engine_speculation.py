@@ -47,9 +47,8 @@ def run(parts: EngineParts, requests: list[SequenceRequest], **changes: Any) -> 
     drafting = parts.draft_model if options.speculation == "draft" else None
     if drafting is not None:  # which keeps what it learned of others
         drafting = DraftModel(drafting._executor, capacity_of(options))
-    engine = Engine(
-        *(parts.executor, parts.model.config, options, parts.model.tokenizer), clock=lambda: 0.0, draft_model=drafting
-    )
+    more: dict[str, Any] = {"tokenizer": parts.model.tokenizer, "clock": lambda: 0.0, "draft_model": drafting}
+    engine = Engine(parts.executor, parts.model.config, options, **more)
     return run_engine(engine, requests), engine.status()
 
 

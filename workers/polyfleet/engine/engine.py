@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from polyfleet.engine.adapters import Adapters
 from polyfleet.engine.batching.batcher import Batcher
 from polyfleet.engine.batching.checks import check_request, in_segments
-from polyfleet.engine.batching.parts import first_line
 from polyfleet.engine.canary.canary import CANARY_ID, CanarySource
 from polyfleet.engine.choosing.sizing import capacity_of, window_of
-from polyfleet.engine.executor import DeviceTimeout, Executor
+from polyfleet.engine.executor import Executor
 from polyfleet.engine.facts import EngineStatus, LoadedAdapter
 from polyfleet.engine.images.images import ImageEncoder
 from polyfleet.engine.images.vision import VisionTower
@@ -57,6 +56,7 @@ class Engine:
         executor: Executor,
         config: ModelConfig,
         options: EngineOptions,
+        *,
         tokenizer: "TokenizerAssets | None" = None,
         clock: Callable[[], float] = time.monotonic,
         canary: CanarySource | None = None,
@@ -68,19 +68,18 @@ class Engine:
         tower: VisionTower | None = None,
     ) -> None:
         """`options` have nothing left open (see `polyfleet.engine.choosing.sizing`), and `executor` has room for them.
-        `adaptable` are weights that adapters may change.
 
-        `load` is the usual way here. `no_drafts`: why no token is drafted, whatever the options say. `draft_model`
-        and `tower` are closed with the engine.
-        """
+        Weights that are `adaptable` may get adapters. `no_drafts`: why there are none, whatever the options say.
+        `draft_model` and `tower` are closed with the engine. `load` is the usual way here."""
         capacity = capacity_of(options, window_of(executor, config))
         speculator = None if no_drafts else speculator_of(options, executor, draft_model)
         speculation = f"off: {no_drafts}" if no_drafts else shown(options)
-        stated = (config, options, capacity, fingerprint, executor, passed_over, speculation)
-        self.facts = facts_of(*stated, sees=tower is not None)
-        self._encoder = ImageEncoder(tower) if tower else None
+        self.facts = facts_of(
+            config, options, executor, fingerprint, passed_over=passed_over, speculation=speculation, sees=bool(tower)
+        )
         self.options, self.tokenizer, self.canary = options, tokenizer, canary
         self._executor, self._draft_model = executor, draft_model
+        self._encoder = ImageEncoder(tower) if tower is not None else None
         self._batcher = Batcher(executor, capacity, limits_of(options, config, fingerprint), clock, speculator)
         self._pool = self._batcher.pool
         self._exchange = Exchange(self._batcher.holdings, executor, fingerprint)
@@ -88,8 +87,8 @@ class Engine:
         self._shelf = shelf_of(self._batcher.holdings, self._exchange, options, lambda: rates.prefill.per_second)
         self._travel: Travel | None = None
         self._adapters = Adapters(executor, config, options, adaptable)
-        ends = config.end_token_ids
         self._second_segment = config.vocabulary_size if config.segments > 1 else 0
+        ends = config.end_token_ids
         self._grammars = Grammars(tokenizer.document, config.vocabulary_size, ends) if tokenizer else None
         self._steps, self._step_rows, self._step_seconds = 0, 0, 0.0
 
@@ -111,7 +110,7 @@ class Engine:
             parts.executor,
             parts.model.config,
             parts.options,
-            parts.model.tokenizer,
+            tokenizer=parts.model.tokenizer,
             canary=parts.canary,
             fingerprint=parts.fingerprint,
             passed_over=parts.passed_over,
@@ -203,7 +202,8 @@ class Engine:
                 each.advance()
         present, waiting = self._batcher.ledger.sequences, self._batcher.ledger.waiting
         canary_alone = len(present) == 1 and CANARY_ID in present
-        unseen = self._see() if self._encoder is not None and waiting else []
+        failed = self._encoder.advance_first(waiting) if self._encoder is not None else None
+        unseen = [self._batcher.fail(*failed)] if failed is not None else []
         updates, num_decodes, num_prefill_tokens, num_drafts, num_accepted, seconds = self._batcher.step()
         if num_rows := num_decodes + num_prefill_tokens + num_drafts:
             self._steps += 1
@@ -216,20 +216,6 @@ class Engine:
         if self._travel is not None:
             updates = self._travel.giving.kept(updates)
         return updates + unseen if unseen else updates
-
-    def _see(self) -> list[SequenceUpdate]:
-        """Compute a crop of the first sequence that waits for its images; the news of one whose images fail."""
-        for sequence in self._batcher.ledger.waiting:
-            if sequence.images is not None and not sequence.images.ready and self._encoder is not None:
-                try:
-                    self._encoder.advance(sequence.images)
-                except DeviceTimeout:
-                    raise
-                except Exception as error:
-                    reason = f"the engine could not see an image: {first_line(error)}"
-                    return [self._batcher.fail(sequence, reason)]
-                break
-        return []
 
     def export_prefix(self, prompt_ids: Tokens[int], cache_salt: bytes = b"") -> bytes:
         """The longest cached beginning of a prompt as a portable document (docs/kv-layout.md); nothing is drained."""

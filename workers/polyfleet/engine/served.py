@@ -1,7 +1,8 @@
 """What follows from a model and its resolved options: the facts that an engine tells, and the limits of its batches."""
 
 from polyfleet.engine.batching.batch import BatchLimits
-from polyfleet.engine.executor import Capacity, Executor
+from polyfleet.engine.choosing.sizing import capacity_of
+from polyfleet.engine.executor import Executor
 from polyfleet.engine.facts import EngineFacts
 from polyfleet.models.config import ModelConfig
 from polyfleet.wire.features import FEATURES, IMAGES
@@ -28,15 +29,15 @@ def limits_of(options: EngineOptions, config: ModelConfig, fingerprint: str) -> 
 def facts_of(
     config: ModelConfig,
     options: EngineOptions,
-    capacity: Capacity,
-    fingerprint: str,
     executor: Executor,
+    fingerprint: str,
+    *,
     passed_over: tuple[str, ...],
     speculation: str,
-    *,
-    sees: bool = False,
+    sees: bool,
 ) -> EngineFacts:
     """What an engine tells; `sees`: whether it takes images."""
+    capacity = capacity_of(options)
     return EngineFacts(
         name=config.name,
         architecture=config.architecture,

@@ -1,11 +1,15 @@
 """The images of sequences: their rows are computed once, a crop between two steps."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 import numpy as np
 
+from polyfleet.engine.batching.parts import first_line
+from polyfleet.engine.executor import DeviceTimeout
 from polyfleet.engine.images.vision import VisionTower
 from polyfleet.engine.step.image_rows import Rows, SequenceImages
+from polyfleet.engine.step.sequence import Sequence
 from polyfleet.wire.images import DIGEST_BYTES
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import SequenceRequest
@@ -33,7 +37,23 @@ class ImageEncoder:
             raise FieldError("images", f"have {rows} rows, but the prompt has {len(positions)} tokens for them")
         return SequenceImages(positions, crops, [each.digest for each in request.images], config.output_size)
 
-    def advance(self, images: SequenceImages) -> None:
+    def advance_first(self, waiting: Iterable[Sequence]) -> tuple[Sequence, str] | None:
+        """Compute one crop of the first sequence that waits for its images; returns that one and why, if they fail.
+
+        Raises DeviceTimeout where the device hangs.
+        """
+        for sequence in waiting:
+            if sequence.images is not None and not sequence.images.ready:
+                try:
+                    self._advance(sequence.images)
+                except DeviceTimeout:
+                    raise
+                except Exception as error:
+                    return sequence, f"the engine could not see an image: {first_line(error)}"
+                return None
+        return None
+
+    def _advance(self, images: SequenceImages) -> None:
         """Compute one crop, or take what is known of one image. Raises what executors raise."""
         digest, crops, done = images.next_image
         rows = self._kept.get(digest) if not done else None
