@@ -77,7 +77,7 @@ def add(name: str, source: str, deployment: str | None, fleet: str, fleet_token_
 
 @adapters.command(epilog=examples("polyfleet adapters drop support"))
 @click.argument("name", type=TEXT)
-@click.option("--deployment", type=TEXT, help="Whose adapter it is.  [default: the only one]")
+@click.option("--deployment", type=TEXT, help="Whose adapter it is.  [default: the only one that has it]")
 @fleet_options
 def drop(name: str, deployment: str | None, fleet: str, fleet_token_file: Path | None) -> None:
     """Serve the adapter NAME no more; requests that run with it end as they would have."""

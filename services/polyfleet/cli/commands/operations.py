@@ -81,7 +81,7 @@ def devices(fleet: str, fleet_token_file: Path | None, as_json: bool) -> None:
         out.print("No worker has told of its devices.", markup=False)
 
 
-@click.command(epilog=examples("polyfleet logs w-0f3a9c2b7d11 --lines 20"))
+@click.command(epilog=examples("polyfleet logs worker-0f3a9c2b7d11 --lines 20"))
 @click.argument("worker_id")
 @click.option("--lines", type=click.IntRange(1, 1000), default=100, show_default=True, help="The last ones.")
 @fleet_options

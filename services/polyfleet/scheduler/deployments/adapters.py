@@ -97,8 +97,8 @@ class AdapterDesk:
         return loaded
 
     def drop(self, deployment: str, name: str) -> None:
-        """Wish for it no more. Raises AdapterCallError, FieldError, StoreError."""
-        wish = self._deployment(deployment)
+        """Wish for it no more, without a name at the only one that has it. Raises AdapterCallError, FieldError, StoreError."""
+        wish = self._deployment(deployment or self._owner(name))
         kept = [each for each in wish.adapters if each.name != name]
         if len(kept) == len(wish.adapters):
             known = ", ".join(each.name for each in kept) or "none"
@@ -108,6 +108,11 @@ class AdapterDesk:
         wish.adapters.extend(kept)
         self._store.put_deployment(wish)
         self._changed()
+
+    def _owner(self, adapter: str) -> str:
+        """The deployment that alone has an adapter of this name; empty where none or several do."""
+        owners = [each.name for each in self._store.deployments() if adapter in [one.name for one in each.adapters]]
+        return owners[0] if len(owners) == 1 else ""
 
     def _deployment(self, name: str) -> pb.ModelDeployment:
         known = {each.name: each for each in self._store.deployments()}

@@ -92,10 +92,13 @@ async def test_the_life_of_adapters(running: Running) -> None:
             "Deployment d has no adapter 'a'; it has: b.",
         )
         await running.fleet.Deploy(pb.DeployRequest(deployment=pb.ModelDeployment(name="e", source="/e.gguf")))
-        for call in (add(running, name="c", source="/c"), running.fleet.DropAdapter(pb.DropAdapterRequest(name="b"))):
+        drop = running.fleet.DropAdapter
+        for call in (add(running, name="c", source="/c"), drop(pb.DropAdapterRequest(name="c"))):
             error = await refusal(call)
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert error.details() == "deployment: must name one of several: d, e."
+        await drop(pb.DropAdapterRequest(name="b"))  # d alone has it
+        await until(first)
 
 
 async def test_a_deployment_without_a_ready_worker_can_try_none(running: Running) -> None:
