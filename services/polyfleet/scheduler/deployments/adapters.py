@@ -97,7 +97,10 @@ class AdapterDesk:
         return loaded
 
     def drop(self, deployment: str, name: str) -> None:
-        """Wish for it no more, without a name at the only one that has it. Raises AdapterCallError, FieldError, StoreError."""
+        """Wish for it no more; no `deployment`: at the only one that has it.
+
+        Raises AdapterCallError, FieldError, StoreError.
+        """
         wish = self._deployment(deployment or self._owner(name))
         kept = [each for each in wish.adapters if each.name != name]
         if len(kept) == len(wish.adapters):
