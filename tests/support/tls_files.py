@@ -12,14 +12,19 @@ from cryptography.x509.oid import NameOID
 LONG = timedelta(days=3650)
 
 
-def write_tls_files(folder: Path, lasting: timedelta = LONG) -> tuple[Path, Path]:
-    """A new certificate that expires after `lasting`, and its key, as PEM files in `folder`."""
+def write_tls_files(
+    folder: Path, lasting: timedelta = LONG, *, age: timedelta = timedelta(), name: str = ""
+) -> tuple[Path, Path]:
+    """A certificate that is as old as `age` and was made to last so long, and its key, as PEM files in `folder`.
+
+    `name`: the only one that it has, beside no address.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "polyfleet test")])
-    now = datetime.now(timezone.utc)
-    hosts = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "polyfleet test")])
+    made = datetime.now(timezone.utc) - age
+    hosts = [x509.DNSName(name)] if name else [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
     certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + lasting)
+        x509.CertificateBuilder(issuer, issuer, key.public_key(), x509.random_serial_number(), made, made + lasting)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
         .sign(key, hashes.SHA256())

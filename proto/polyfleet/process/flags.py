@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from polyfleet.wire.limits import FieldError
+from polyfleet.wire.limits import REQUEST_ID, FieldError
 from polyfleet.wire.options import OPTIONS, Option, OptionValue, checked
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -42,6 +42,18 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is no finite number.", param, ctx)
         return number
+
+
+class WorkerId(click.ParamType):  # type: ignore[type-arg]
+    """What the fleet calls a worker, and would refuse otherwise once that has loaded its model."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text itself when it is an id."""
+        if not REQUEST_ID.fullmatch(str(value)):
+            self.fail(f"{value!r:.150} is not 1 to 128 of A-Z, a-z, 0-9, '.', '_', ':' and '-'.", param, ctx)
+        return str(value)
 
 
 def option_flags(note: str = "") -> Callable[[_F], _F]:

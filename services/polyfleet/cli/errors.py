@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from polyfleet.cli.terminal.output import command_name
+from polyfleet.process.unreached import tls_problem
 
 if TYPE_CHECKING:
     from polyfleet.client import PolyfleetError
@@ -76,14 +77,8 @@ def status_error(
 
 def _unreached(message: str, address: str) -> str:
     """What gRPC's words mean when it did not get through to a server; any other message as it is."""
-    if "CERTIFICATE_VERIFY_FAILED" in message:
-        return f"The certificate of {address} is not trusted: name the PEM file of its roots with --ca-file."
-    if "WRONG_VERSION_NUMBER" in message:
-        return f"{address} speaks no TLS: leave out --tls and --ca-file."
-    if "Socket closed" in message or "Failed parsing HTTP/2" in message:
-        return (
-            f"{address} speaks no gRPC in the clear: if it has TLS, give --ca-file or --tls; else name another address."
-        )
+    if problem := tls_problem(message, address):
+        return problem
     if "failed to connect" in message.lower():
         return f"Nothing answers at {address}: start it with `{command_name()} serve`, or name another address."
     return message

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from polyfleet.cli.errors import CliError, ExitCode, calling
+from polyfleet.process.config import ConfigError
 from polyfleet.process.listening import is_port
+from polyfleet.process.unreached import roots_in
 from polyfleet.wire.auth import AuthSetupError, read_token
 from polyfleet.wire.limits import FieldError, check_accelerator
 
@@ -93,14 +95,14 @@ class Gateway:
 
         check_address(self.address)
         settings: Tls | bool = Tls(ca_file=self.ca_file) if self.ca_file else self.tls
-        with calling(self.address):
-            try:
-                client = Client(self.address, api_key=read_secret(self.api_key_file, "API key"), tls=settings)
-            except OSError as error:
-                problem = f"The file {self.ca_file} can't be read: {error.strerror}."
-                raise CliError(problem, ExitCode.BAD_INPUT) from None
-            with client:
-                yield client
+        try:
+            if self.ca_file:
+                roots_in(self.ca_file)
+        except ConfigError as error:
+            raise CliError(str(error), ExitCode.BAD_INPUT) from None
+        key = read_secret(self.api_key_file, "API key")
+        with calling(self.address), Client(self.address, api_key=key, tls=settings) as client:
+            yield client
 
 
 def gateway_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -220,7 +220,7 @@ async def test_an_agent_joins_over_tls_by_roots_that_it_trusts(tmp_path: Path) -
     other, _ = write_tls_files(tmp_path / "others")
     async with AgentRig(tmp_path, tls_cert=str(certificate), tls_key=str(key)) as rig:
         stranger = await rig.agent("stranger", "--join-ca-file", str(other))
-        await said(stranger, "it does not answer, or not as this agent expects (TLS?)")
+        await said(stranger, "is not trusted: name the PEM file of its roots with --ca-file")
         await rig.agent("mac", "--join-ca-file", str(certificate))
         await until(lambda: rig.ready("mac"))
 

@@ -11,7 +11,7 @@ import msgspec
 from polyfleet.process.channels import FLEET_TLS_DIR
 from polyfleet.process.config import CANNOT_START, ConfigError
 from polyfleet.process.config_file import read_config
-from polyfleet.process.flags import FiniteRange, adapter_flag, option_flags, take_options
+from polyfleet.process.flags import FiniteRange, WorkerId, adapter_flag, option_flags, take_options
 from polyfleet.process.listening import MAX_PORT, is_address
 from polyfleet.process.logs import LEVEL_VARIABLE, LEVELS, set_up_logging
 from polyfleet.serving.agent.config import JoinConfig
@@ -104,7 +104,7 @@ def transfer_address(ctx: click.Context, parameter: click.Parameter, value: str)
 )
 @click.option("--advertise-host", help="Host that others reach this worker at. [default: as --listen]")
 @click.option("--fleet", type=Address(), help="The scheduler's Fleet service to register at. [default: none]")
-@click.option("--worker-id", help="Unique in the fleet. [default: made up]")
+@click.option("--worker-id", type=WorkerId(), help="Unique in the fleet. [default: made up]")
 @click.option(
     "--accelerator",
     default="auto",

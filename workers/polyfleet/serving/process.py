@@ -153,7 +153,8 @@ class WorkerProcess:
         if fleet_address := self._tunnel.fleet_address if self._tunnel else config.fleet:
             devices, pause = self._devices, TUNNEL_REDIAL_SECONDS if self._tunnel else LAST_REDIAL_SECONDS
             states: Callable[[], Sequence[DeviceState]] = (lambda: devices.states) if devices else lambda: ()
-            self._registration = Registration(self._worker, fleet_address, access, states, pause)
+            up = self._tunnel.up if self._tunnel else None
+            self._registration = Registration(self._worker, fleet_address, access, states, pause, up)
             tasks.keep(self._registration.run)
         if config.load is not None:
             tasks.start(self._load())

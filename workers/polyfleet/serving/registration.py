@@ -51,13 +51,17 @@ class Registration:
         access: FleetAccess,
         devices: Callable[[], Sequence[DeviceState]] = lambda: (),
         longest_pause: float = LAST_REDIAL_SECONDS,
+        up: asyncio.Event | None = None,
     ) -> None:
-        """`devices`: the worker's own, as they were last read. `longest_pause`: seconds between two dials."""
+        """`devices`: the worker's own, as they were last read. `longest_pause`: seconds between two dials.
+        `up`: set while there is a way to that address; None: always.
+        """
         self._worker = worker
         self._devices = devices
         self._fleet = fleet
         self._access = access
         self._longest_pause = longest_pause
+        self._up = up
         self._assets: asyncio.Queue[pb.AssetChunk] = asyncio.Queue()
         self._heard = False  # by this stream's Fleet
         self._leaving = False
@@ -65,17 +69,20 @@ class Registration:
 
     async def run(self) -> None:
         """Dial, report, dial again; until cancelled, or told to leave."""
-        pause, known = FIRST_REDIAL_SECONDS, ""
+        pause, told = FIRST_REDIAL_SECONDS, set[str]()
         while True:
             self._heard = False
+            if self._up:
+                await self._up.wait()
             reason = await self._dial()
             if self._leaving and self._heard:
                 self._left.set()
                 return
-            pause = FIRST_REDIAL_SECONDS if self._heard else pause
-            level = logging.WARNING if self._heard or reason != known else logging.DEBUG
+            if self._heard:
+                pause, told = FIRST_REDIAL_SECONDS, set()
+            level = logging.DEBUG if reason in told else logging.WARNING
             log.log(level, "The Fleet at %s left: %s", self._fleet, reason)
-            known = reason
+            told.add(reason)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, self._longest_pause)
 

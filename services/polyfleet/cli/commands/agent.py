@@ -11,7 +11,7 @@ import click
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import FILE, TEXT, GivenPath, check_address, examples
 from polyfleet.cli.stack.settings import MODEL_NAME, bundled_model, found, named
-from polyfleet.process.flags import adapter_flag, option_flags, take_options
+from polyfleet.process.flags import FiniteRange, WorkerId, adapter_flag, option_flags, take_options
 from polyfleet.process.logs import LEVEL_VARIABLE, LEVELS, set_up_logging
 from polyfleet.wire.auth import FLEET_KEYS_FILE, FLEET_TOKEN_FILE
 from polyfleet.wire.options import OPTIONS, EngineOptions, OptionValue
@@ -37,7 +37,7 @@ PASSED_ON = ("deployment", "fleet_keys_file", "fleet_tls_dir", "drain_timeout", 
     show_envvar=True,
     help="First line: the fleet token, or a key of role worker.",
 )
-@click.option("--name", type=TEXT, help="Unique in the fleet: the worker's id.  [default: this host's name]")
+@click.option("--name", type=WorkerId(), help="Unique in the fleet: the worker's id.  [default: this host's name]")
 @click.option("--model", type=TEXT, metavar="PATH_OR_NAME", help="Default: SmolLM2-135M-Instruct.")
 @click.option("--model-name", type=TEXT, help="Served name; default: from the path.")
 @click.option("--accelerator", default="auto", show_default=True, help="One that `polyfleet backends info` lists.")
@@ -57,7 +57,9 @@ PASSED_ON = ("deployment", "fleet_keys_file", "fleet_tls_dir", "drain_timeout", 
     help="Folder with tls.crt, tls.key, ca.crt of role worker, in a fleet whose parts speak TLS to each other.",
 )
 @click.option("--metrics-listen", metavar="HOST:PORT", default="127.0.0.1:0", show_default=True, help="Of /metrics.")
-@click.option("--drain-timeout", type=float, default=300.0, show_default=True, help="Seconds that draining may take.")
+@click.option(
+    "--drain-timeout", type=FiniteRange(0), default=300.0, show_default=True, help="Seconds that draining may take."
+)
 @click.option(
     "--log-level",
     type=click.Choice(LEVELS, case_sensitive=False),

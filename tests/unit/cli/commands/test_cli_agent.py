@@ -63,6 +63,8 @@ def test_it_does_not_start_where_memory_is_short(monkeypatch: pytest.MonkeyPatch
         (["--join", "host:1", "--model", "/nowhere.gguf"], "/nowhere.gguf"),
         (["--join", "host:1", "--token-file", "/nowhere"], "/nowhere"),
         (["--join", "host:1", "--accelerator", "abacus"], "abacus"),
+        (["--join", "host:1", "--name", "Jane's Mac"], "'--name': \"Jane's Mac\" is not 1 to 128 of"),
+        (["--join", "host:1", "--drain-timeout", "nan"], "'--drain-timeout': nan is no finite number"),
     ],
 )
 def test_what_it_can_not_take_is_named(arguments: list[str], problem: str) -> None:

@@ -16,8 +16,8 @@ import grpc
 
 from polyfleet.process.carrying import BEAT_SECONDS, Silence, carry, first_of
 from polyfleet.process.channels import FLEET_CHANNEL, FleetAccess
-from polyfleet.process.config import ConfigError
 from polyfleet.process.tasks import Tasks
+from polyfleet.process.unreached import roots_in, tls_problem
 from polyfleet.process.within import Within
 from polyfleet.serving.agent.config import JoinConfig
 from polyfleet.v1 import agents_pb2 as pb
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 class Tunnel:
     """Joins as `name`; `process` names this life. `joined` is told the worker's address in the fleet, and that of its
-    `/metrics`, empty where the gateway carries none. Raises ConfigError when the roots can't be read.
+    `/metrics`, empty where the gateway carries none. Raises ConfigError when the roots can't be used.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Tunnel:
         self._worker = self._metrics = ("", 0)
         self._stub: Any = None  # of the gateway that was joined
         self._session = ""
+        self.up = asyncio.Event()  # while it has joined
         self._stale = asyncio.Event()  # the gateway does not know the session any more
         self._carried = Tasks()  # the connections to the worker, and those to Fleet
         self._server: asyncio.Server | None = None
@@ -61,7 +62,7 @@ class Tunnel:
 
     async def run(self) -> None:
         """Join, carry, join again; until cancelled."""
-        pause, known = FIRST_REDIAL_SECONDS, ""
+        pause, told = FIRST_REDIAL_SECONDS, set[str]()
         try:
             while True:
                 try:
@@ -69,11 +70,13 @@ class Tunnel:
                 except Exception:  # a fault of ours ends this joining, not the next
                     log.exception("What is carried failed.")
                     reason = "this agent failed"
-                was_joined, self._session = bool(self._session), ""
+                was_joined, self._session = self.up.is_set(), ""
+                self.up.clear()
                 pause = FIRST_REDIAL_SECONDS if was_joined else pause
-                level = logging.WARNING if was_joined or reason != known else logging.DEBUG
+                told = set() if was_joined else told
+                level = logging.DEBUG if reason in told else logging.WARNING
                 log.log(level, "Not joined at %s: %s", self._join.address, reason)
-                known = reason
+                told.add(reason)
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, LAST_REDIAL_SECONDS)
         finally:
@@ -84,14 +87,18 @@ class Tunnel:
         """Join once and carry until that ends; why it ended."""
         self._stale.clear()
         async with self._channel() as channel:
-            try:
-                with Within(DIAL_SECONDS):
-                    await channel.channel_ready()
-            except asyncio.TimeoutError:
-                return "it does not answer, or not as this agent expects (TLS?)"
             self._metadata = self._access.current_metadata()
             self._stub = agents_pb2_grpc.AgentsStub(channel)
-            call, silence = self._stub.Join(metadata=self._metadata), Silence(SILENT_SECONDS)
+            call = self._stub.Join(metadata=self._metadata)
+            try:
+                with Within(DIAL_SECONDS):
+                    await self._introduce(call)
+            except asyncio.TimeoutError:
+                return f"it does not answer within {DIAL_SECONDS:g} s."
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                reason = await _end_of(call)
+                return tls_problem(reason, self._join.address) or reason
+            silence = Silence(SILENT_SECONDS)
             jobs = self._beat(call), self._hear(call, silence), silence.lasts(), self._until_stale()
             try:
                 await first_of(*map(asyncio.ensure_future, jobs))
@@ -108,9 +115,12 @@ class Tunnel:
             return grpc.aio.insecure_channel(self._join.address, options=options)
         return grpc.aio.secure_channel(self._join.address, self._credentials, options=options)
 
-    async def _beat(self, call: Any) -> None:
+    async def _introduce(self, call: Any) -> None:
         named = {"name": self._name, "process": self._process, "version": version("polyfleet")}
         await call.write(pb.JoinRequest(agent=pb.Agent(unix_seconds=time.time(), **named)))
+
+    @staticmethod
+    async def _beat(call: Any) -> None:
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             await call.write(pb.JoinRequest())
@@ -122,6 +132,7 @@ class Tunnel:
                 log.info("Joined at %s.", self._join.address, extra={"worker_address": message.worker_address})
                 self._session = message.session
                 self._joined(message.worker_address, message.metrics_address)
+                self.up.set()
             if message.connection:
                 self._carried.start(self._take(message.connection, self._metrics if message.metrics else self._worker))
 
@@ -175,7 +186,4 @@ async def _messages(call: Any) -> AsyncIterator[pb.CarriedBytes]:
 def _credentials(join: JoinConfig) -> grpc.ChannelCredentials | None:
     if not join.tls and join.ca_file is None:
         return None
-    try:
-        return grpc.ssl_channel_credentials(join.ca_file.read_bytes() if join.ca_file else None)
-    except OSError as error:
-        raise ConfigError(f"The file {join.ca_file} can't be read: {error.strerror}.") from None
+    return grpc.ssl_channel_credentials(roots_in(join.ca_file) if join.ca_file else None)
