@@ -10,6 +10,8 @@ import grpc
 from polyfleet.wire.auth import is_loopback
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
 
+FIRST_REDIAL_MS = 100  # gRPC's own second outlasts all our retries, which fail at once meanwhile
+
 
 @dataclass(frozen=True, slots=True)
 class Tls:
@@ -39,6 +41,7 @@ def channel_options(address: str, tls: Tls | None) -> list[tuple[str, int | str]
         ("grpc.max_send_message_length", GRPC_MAX_MESSAGE_BYTES),
         ("grpc.max_receive_message_length", GRPC_MAX_MESSAGE_BYTES),
         ("grpc.enable_retries", 0),
+        ("grpc.initial_reconnect_backoff_ms", FIRST_REDIAL_MS),
     ]
     if is_loopback(address):
         options.append(("grpc.enable_http_proxy", 0))

@@ -1,8 +1,11 @@
 """The retry policy alone: which errors, how long, how often."""
 
+import socket
+import threading
+
 import pytest
 
-from polyfleet.client import NotFoundError, PolyfleetError, RetryPolicy, UnavailableError
+from polyfleet.client import Client, NotFoundError, PolyfleetError, RetryPolicy, UnavailableError
 from polyfleet.client.channel import channel_options
 from polyfleet.client.retry import Attempts
 
@@ -42,6 +45,26 @@ def test_attempts_share_one_deadline() -> None:
     assert attempts.wait_after(UnavailableError("UNAVAILABLE", "", retry_after=0.25)) == 0.25
     now += 5
     assert attempts.begin() == 0
+
+
+def test_tries_dial_anew_behind_a_connection_that_broke() -> None:
+    dialled = list[str]()
+
+    def break_all(listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, (host, _) = listener.accept()
+            except OSError:
+                return
+            connection.close()
+            dialled.append(host)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=break_all, args=(listener,), daemon=True).start()
+        with Client(f"127.0.0.1:{listener.getsockname()[1]}") as client, pytest.raises(UnavailableError):
+            client.models()
+        listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+    assert len(dialled) >= 3, "gRPC waited for longer than all tries took"
 
 
 @pytest.mark.parametrize(
