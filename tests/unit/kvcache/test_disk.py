@@ -140,6 +140,14 @@ def test_rows_of_codes_come_back_unless_a_scale_is_broken(tmp_path: Path) -> Non
         made.read(name(2))
 
 
+def test_a_pipe_or_a_folder_in_a_blocks_place_is_let_alone(written: Path) -> None:
+    os.mkfifo(written / f"{name(3).hex()}.kv")  # whoever opens it waits for ever
+    (written / f"{name(4).hex()}.kv").mkdir()
+    found = files(written)
+    assert len(found) == 2
+    assert found.removed == []  # type: ignore[attr-defined]
+
+
 def test_what_was_not_written_to_its_end_is_removed(written: Path) -> None:
     (written / f"{name(3).hex()}.kv.part").write_bytes(b"PFKB")
     assert len(files(written)) == 2

@@ -54,9 +54,9 @@ class BlockFiles:
     def scan(self) -> Iterator[str]:
         """Find what is there. Removes what other models, or other revisions and layouts, left, and says of each why.
 
-        Files with names of another kind are let alone. Raises OSError where the folder can't be read.
+        Files of other names, and what is no file, are let alone. Raises OSError where the folder can't be read.
         """
-        paths = [each for each in self._folder.iterdir() if _NAME.fullmatch(each.name)]
+        paths = [each for each in self._folder.iterdir() if _NAME.fullmatch(each.name) and each.is_file()]
         for path in sorted(paths, key=_last_used):
             try:
                 if path.suffix == ".part":
