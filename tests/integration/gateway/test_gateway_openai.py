@@ -84,6 +84,19 @@ async def test_embeddings(client: openai.AsyncOpenAI, worker: FakeWorker) -> Non
     assert {len(item.embedding) for item in answer.data} == {worker.hidden_size}
 
 
+async def test_as_many_inputs_as_openai_takes(client: openai.AsyncOpenAI, worker: FakeWorker) -> None:
+    inputs = [[1 + index % 7, 1 + index // 7] for index in range(2048)]
+    answer = await client.embeddings.create(model=MODEL, input=inputs)
+    assert [item.index for item in answer.data] == list(range(2048))
+    assert answer.usage.prompt_tokens == 4096
+    last = await client.embeddings.create(model=MODEL, input=[inputs[-1]], encoding_format="float")
+    assert answer.data[-1].embedding == pytest.approx(last.data[0].embedding, rel=1e-6)
+    with pytest.raises(openai.BadRequestError, match="input: must be at most 2048, not 2049"):
+        await client.embeddings.create(model=MODEL, input=[*inputs, [1]])
+    with pytest.raises(openai.BadRequestError, match=r"input\[1999\]: "):
+        await client.embeddings.create(model=MODEL, input=[*inputs[:1999], [10**6]])
+
+
 async def test_models(client: openai.AsyncOpenAI, worker: FakeWorker) -> None:
     assert [model.id async for model in client.models.list()] == [MODEL]
     assert (await client.models.retrieve(MODEL)).owned_by == "polyfleet"

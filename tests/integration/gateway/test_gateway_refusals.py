@@ -229,8 +229,8 @@ async def test_a_model_that_is_loading_is_listed_and_waited_for() -> None:
         rig.fleet.publish()
         while not (listed := (await rig.stub.ListModels(pb.ListModelsRequest())).models):
             pass
-            reason = "Model fake has none of its workers now: 1 wanted, 0 there."
-            assert listed[0] == pb.Model(name=MODEL, created_unix_seconds=9, reason=reason)
+        reason = "Model fake has none of its workers now: 1 wanted, 0 there."
+        assert listed[0] == pb.Model(name=MODEL, created_unix_seconds=9, reason=reason)
         call = rig.stub.Generate(request(model=MODEL))
         await rig.add(text_worker("w-1"))
         assert len((await Stream.read(call)).ids()) == 4

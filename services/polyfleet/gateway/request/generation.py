@@ -11,6 +11,7 @@ from typing import Any
 from polyfleet.gateway.api import Call
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import ApiError, Unavailable
+from polyfleet.gateway.pace import PIECE, in_pieces
 from polyfleet.gateway.prompts.prompts import Prompt
 from polyfleet.gateway.request.accounts import Accounts, Record
 from polyfleet.gateway.request.answers import grammar_named, make_grammar, make_parser
@@ -129,9 +130,8 @@ class Generation:
         with self._accounts.open(request.request_id or new_id("req"), call) as record:
             served, wanted = await self._embed_sequences(request, record, call)
             vectors = await self._vectors(wanted, served, record)
-            shown = [vector[: request.dimensions or None] for vector in vectors]
-            scale = unit if request.normalize or served.normalized else tuple
-            return Embeddings(tuple(map(scale, shown)), record.usage)
+            scale, most = unit if request.normalize or served.normalized else tuple, request.dimensions or None
+            return Embeddings(tuple(await in_pieces(lambda each: scale(each[:most]), vectors)), record.usage)
 
     async def rerank(self, request: RerankRequest, call: Call) -> Ranking:
         """See GenerationApi."""
@@ -176,6 +176,8 @@ class Generation:
         check_dimensions(request, served.model, served.width)
         wanted = []
         for index, each in enumerate(request.inputs):
+            if index % PIECE == PIECE - 1:
+                await asyncio.sleep(0)  # short texts are tokenised at once
             with nullcontext() if each.text is None else self._tokenizing(served):
                 prompt_ids = await encode_input(f"inputs[{index}]", each, served, record.seconds_left)
             pooling = request.pooling or served.pooling or Pooling.MEAN

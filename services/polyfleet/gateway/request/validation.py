@@ -11,7 +11,6 @@ from polyfleet.wire.limits import (
     CONTEXT_LENGTH_EXCEEDED,
     MAX_CHOICES,
     MAX_DOCUMENTS,
-    MAX_EMBED_INPUTS,
     MAX_STOP_STRING_CHARACTERS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -58,8 +57,8 @@ def check_priority(request: GenerateRequest, highest: int) -> None:
 
 def check_embed(request: EmbedRequest) -> None:
     """Everything about an EmbedRequest that does not depend on the model."""
-    if not 1 <= len(request.inputs) <= MAX_EMBED_INPUTS:
-        raise FieldError("inputs", f"must be 1 to {MAX_EMBED_INPUTS}, not {len(request.inputs)}")
+    if not request.inputs:
+        raise FieldError("inputs", "must hold at least one")
     for index, each in enumerate(request.inputs):
         _check_embed_input(f"inputs[{index}]", each)
     _check_request_id(request.request_id)

@@ -148,9 +148,9 @@ def test_completion_chunks_count_offsets_on() -> None:
     ]
 
 
-def test_embeddings_in_both_encodings() -> None:
+async def test_embeddings_in_both_encodings() -> None:
     result = Embeddings(((0.5, -1.5), (2.0, 0.0)), Usage(prompt_tokens=6))
-    assert plain(embeddings_reply(result, "m", "float")) == {
+    assert plain(await embeddings_reply(result, "m", "float")) == {
         "object": "list",
         "model": "m",
         "data": [
@@ -159,7 +159,7 @@ def test_embeddings_in_both_encodings() -> None:
         ],
         "usage": {"prompt_tokens": 6, "total_tokens": 6},
     }
-    encoded = plain(embeddings_reply(result, "m", "base64"))["data"][0]["embedding"]
+    encoded = plain(await embeddings_reply(result, "m", "base64"))["data"][0]["embedding"]
     assert struct.unpack("<2f", base64.b64decode(encoded)) == (0.5, -1.5)
 
 

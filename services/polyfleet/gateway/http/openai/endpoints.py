@@ -115,7 +115,6 @@ class Endpoints(Door):
         except ApiError as error:
             response = error_response(error, EMBEDDINGS)
         else:
-            response = json_reply(
-                embeddings_reply(result, self._model_name(body.model), body.encoding_format or "float")
-            )
+            encoding = body.encoding_format or "float"
+            response = json_reply(await embeddings_reply(result, self._model_name(body.model), encoding))
         await response(scope, receive, send)

@@ -10,7 +10,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from polyfleet.wire.answers import Embeddings, FinishReason, Model, TokenLogprobs, Usage
+from polyfleet.gateway.pace import in_pieces
+from polyfleet.wire.answers import Embeddings, FinishReason, Model, TokenLogprobs, Usage, Vector
 from polyfleet.wire.tools import ToolCall, ToolCallDelta
 
 
@@ -184,7 +185,7 @@ class EmbeddingsUsage(msgspec.Struct):
 class EmbeddingsReply(msgspec.Struct):
     """Body of `POST /v1/embeddings`."""
 
-    data: list[EmbeddingReply]
+    data: list[msgspec.Raw]  # each an EmbeddingReply
     model: str
     usage: EmbeddingsUsage
     object: Literal["list"] = "list"
@@ -254,13 +255,15 @@ def model_reply(model: Model) -> ModelReply:
     )
 
 
-def embeddings_reply(result: Embeddings, model: str, encoding: str) -> EmbeddingsReply:
+async def embeddings_reply(result: Embeddings, model: str, encoding: str) -> EmbeddingsReply:
     """Vectors in `encoding`, float or base64."""
-    data = [
-        EmbeddingReply(index, _base64(vector) if encoding == "base64" else list(vector))
-        for index, vector in enumerate(result.vectors)
-    ]
+    spell = _base64 if encoding == "base64" else list
+
+    def written(numbered: tuple[int, Vector]) -> msgspec.Raw:
+        return msgspec.Raw(msgspec.json.encode(EmbeddingReply(numbered[0], spell(numbered[1]))))
+
     tokens = result.usage.prompt_tokens
+    data = await in_pieces(written, list(enumerate(result.vectors)))
     return EmbeddingsReply(data, model, EmbeddingsUsage(tokens, tokens))
 
 

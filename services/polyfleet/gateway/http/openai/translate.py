@@ -36,6 +36,7 @@ from polyfleet.wire.tools import MAX_TOOLS, ToolCall
 
 Parts = tuple[str | Image, ...]
 MAX_PROMPTS = 64
+MAX_INPUTS = 2048  # as OpenAI has it; gRPC takes as many as fit into the message of the answer
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for text completions; chat has none
 # Parts of a content that say something, and where; the middle two are what Responses call them.
 TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -117,7 +118,7 @@ def embed_request(body: EmbeddingsBody, request_id: str) -> EmbedRequest:
     """The request of an embeddings call; vectors have length 1 unless `normalize` is false. Raises FieldError."""
     inputs = tuple(
         EmbedInput(text=item) if isinstance(item, str) else EmbedInput(token_ids=tuple(item))
-        for item in decode_inputs(body.input, "input", MAX_PROMPTS)
+        for item in decode_inputs(body.input, "input", MAX_INPUTS)
     )
     return EmbedRequest(
         model=body.model or "",
