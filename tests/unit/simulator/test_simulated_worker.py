@@ -1,17 +1,21 @@
 """A simulated worker in real time: every token can be checked, what is cancelled frees its room, failures come due."""
 
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from tests.support.text_assets import render_chat
+from tests.unit.serving.test_serving_engine_process import engine_at_work
+from tests.unit.serving.test_serving_engine_process import request as adding
 
 from polyfleet.cli.commands.simulate_workers import Herd, find
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.main import cli
 from polyfleet.cli.simulated.engine import TimedEngine, load
+from polyfleet.serving.engine_protocol import ServedEngine
 from polyfleet.simulator.fleet_file import Failure, FleetFile, Group, Speed, read_fleet
 from polyfleet.simulator.tokens import answer, tokenizer_document
 from polyfleet.text.model_text import ModelText
@@ -48,6 +52,25 @@ def test_tokens_are_a_function_of_prompt_choice_and_position_also_where_another_
     assert run(engine(), moved)["c"] == found["a"][7:]
     stop = SequenceRequest("d", PROMPT, max_tokens=20, stop_token_ids=(found["a"][5],))
     assert run(engine(), stop)["d"] == found["a"][: found["a"].index(found["a"][5])]
+
+
+class Checked(TimedEngine):
+    """Tells of a look at its books."""
+
+    seen = threading.Event()
+
+    def check(self) -> None:
+        super().check()
+        self.seen.set()
+
+
+def test_idleness_behind_work_is_as_the_engine_s_process_wants_it() -> None:
+    wanted: ServedEngine = Checked("w-0", Group(accelerator="cpu", steps=QUICK))
+    with engine_at_work(lambda *_: wanted) as (peer, _):
+        peer.load()
+        peer.send(adding("a", tokens=1))
+        peer.news()
+        assert Checked.seen.wait(10)
 
 
 def test_it_tells_what_a_real_one_tells() -> None:

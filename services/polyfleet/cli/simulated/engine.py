@@ -174,6 +174,9 @@ class TimedEngine:
             decode_step_seconds_per_token=per_token,
         )
 
+    def woken(self) -> None:
+        """Nothing wakes it but commands."""
+
     def check(self) -> None:
         """Raise AssertionError unless what is idle holds nothing."""
         assert self.has_work or self._engine.load[3] == self.facts.num_blocks, "tokens are held for no sequence"
