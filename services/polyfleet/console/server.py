@@ -9,7 +9,8 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -59,10 +60,19 @@ def create_app(config: ConsoleConfig, sessions: Sessions, view: FleetView) -> St
         BenchPages(guard, look, view),
         ChatPages(guard, look, config),
     )
+
+    async def absent(request: Request) -> Response:
+        return look.page(request, "absent.html", 404, what=request.url.path)
+
     static = Mount("/static", StaticFiles(packages=[("polyfleet.console", "static")]))
     health = Route("/healthz", lambda _: PlainTextResponse("ok\n"))
     return Starlette(
-        routes=[health, static, *(route for each in pages for route in each.routes())],
+        routes=[
+            health,
+            static,
+            *(route for each in pages for route in each.routes()),
+            Route("/{path:path}", guard.anybody(absent)),
+        ],
         middleware=[Middleware(SecureHeaders), Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5)],
     )
 

@@ -77,7 +77,7 @@ class KeyPages:
         try:
             for name in ("tokens_per_minute", "max_concurrent"):
                 setattr(limits, name, whole(name, form.get(name, "").strip() or "0", 2**31 - 1))
-            limits.weight = float(form.get("weight", "").strip() or 1)
+            limits.weight = decimal("weight", form.get("weight", "").strip() or "1")
             asked = operations_pb2.LimitTenantRequest(limits=limits)
             await self._view.link.call("LimitTenant", asked, operations_pb2.LimitTenantResponse)
         except (ValueError, FleetProblem) as error:
@@ -126,3 +126,11 @@ def whole(field: str, text: str, most: int) -> int:
     if not text.isdecimal() or int(text) > most:
         raise ValueError(f"{field}: must be a number from 0 to {most}, not {text!r:.20}.")
     return int(text)
+
+
+def decimal(field: str, text: str) -> float:
+    """A number that a form has, with a fraction. Raises ValueError."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{field}: must be a number, not {text!r:.20}.") from None
