@@ -33,7 +33,7 @@ class Played:
     def known_tokens(self, hashes: list[bytes]) -> int:
         return 0
 
-    def begin_add(self, hashes: list[bytes], first: int, caches: Any) -> Any:
+    def begin_add(self, hashes: list[bytes], first: int, caches: Any, read: Any) -> Any:
         self.now += self.costs[first // TOKENS] / 4
         return SimpleNamespace(first=first, writing=SimpleNamespace(over=True))
 

@@ -33,7 +33,10 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
 @given(SIZES, st.integers(0, 3 * ROW_BYTES), st.integers(0, 7), st.integers(0, 2**32 - 1))
 def test_sums_and_magnitude_are_exact(way: None, size: int, count: int, skipped: int, seed: int) -> None:
     data = np.random.default_rng(seed).bytes(skipped + count * size)
-    found = scan(np.frombuffer(data, f"<u{size}", count, skipped), sums=True)
+    given_numbers, copy = np.frombuffer(data, f"<u{size}", count, skipped), np.full(count * size + 1, 0xFF, np.uint8)
+    found = scan(given_numbers, sums=True)
+    assert scan(given_numbers, into=copy[:-1]).largest == found.largest
+    assert copy.tobytes() == data[skipped:] + b"\xff"
     rows = [data[at : at + ROW_BYTES] for at in range(skipped, len(data) - ROW_BYTES + 1, ROW_BYTES)]
     words = [[int.from_bytes(row[at : at + 8], "little") for at in range(0, ROW_BYTES, 8)] for row in rows]
     assert found.sums.tolist() == [sum(each) % 2**64 for each in words]
@@ -53,3 +56,5 @@ def test_what_is_not_finite_is_beyond_all_that_is(way: None, bad: float, dtype: 
 def test_other_numbers_are_refused(way: None) -> None:
     with pytest.raises(ValueError, match="numbers of 8 bytes can't be scanned"):
         scan(np.zeros(4))
+    with pytest.raises(ValueError, match="16 bytes can't be copied to 15"):
+        scan(np.zeros(4, np.float32), into=np.zeros(15, np.uint8))

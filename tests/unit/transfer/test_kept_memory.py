@@ -94,6 +94,10 @@ def test_a_few_are_kept_and_only_of_the_size_that_is_wanted() -> None:
     assert kept.take(roots[1], 2, 4096) is first[1]
     assert kept.take(roots[2], 2, 8192) is not first[2]
     assert kept.take(roots[1], 2, 4096) is not first[1], "it is in use"
+    several = [kept.take(b"one", 2, 4096) for _ in range(3)]
+    for slots in several:
+        kept.give_back(b"one", slots)
+    assert [kept.take(b"one", 2, 4096) for _ in range(3)] == several[::-1], "transfers that were side by side"
     half_read = kept.take(b"another", 2, 4096)
     half_read.take()
     kept.give_back(b"another", half_read)

@@ -24,14 +24,23 @@ class Scan(NamedTuple):
     sums: NDArray[np.uint64]  # of each whole ROW_BYTES the sum of its 64-bit words, modulo 2^64
 
 
-def scan(numbers: NDArray[Any], *, sums: bool = False) -> Scan:
-    """Look at numbers of 2 or 4 bytes, of any shape; `sums` only where they are asked for. ValueError for others."""
+def scan(numbers: NDArray[Any], *, sums: bool = False, into: NDArray[np.uint8] | None = None) -> Scan:
+    """Look at numbers of 2 or 4 bytes, of any shape; `sums` only where they are asked for. ValueError for others.
+
+    `into`: as many bytes, contiguous, to which they are copied; what is looked at is the copy.
+    """
     if (size := numbers.itemsize) not in (2, 4):
         raise ValueError(f"numbers of {size} bytes can't be scanned")
     flat = numbers.reshape(-1).view(np.uint8)
+    if into is not None and into.shape != flat.shape:
+        raise ValueError(f"{flat.nbytes} bytes can't be copied to {into.nbytes}")
     found = np.empty(flat.nbytes // ROW_BYTES if sums else 0, np.uint64)
     if (compiled := _compiled()) is not None:
-        return Scan(compiled(_address(flat), flat.nbytes, size, _address(found) if sums else None), found)
+        copy = None if into is None else _address(into)
+        return Scan(compiled(_address(flat), flat.nbytes, size, _address(found) if sums else None, copy), found)
+    if into is not None:
+        np.copyto(into, flat)
+        flat = into
     return Scan(_largest(flat, size), _row_sums(flat) if sums else found)
 
 

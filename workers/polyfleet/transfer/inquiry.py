@@ -7,7 +7,7 @@ from queue import Empty, SimpleQueue
 from polyfleet.kvcache.portable import KvLayout
 from polyfleet.kvcache.travelling import Chunk, Leaving
 
-AHEAD_BYTES = 256 << 20  # that the engine may have put out, for all peers, before it leaves: what a long step completes
+AHEAD_BYTES = 1 << 30  # that the engine may have put out, for all peers, before it leaves: what a long step completes
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from polyfleet.kernels.scan import scan
 
 SEALS = getattr(fcntl, "F_SEAL_SHRINK", 2) | getattr(fcntl, "F_SEAL_GROW", 4)
 _OTHERS_READ = 0x10 | getattr(fcntl, "F_SEAL_SEAL", 1)  # F_SEAL_FUTURE_WRITE: what is mapped from now on
-MOST_KEPT = 2
+MOST_KEPT = 4
 _ADD_SEALS, _GET_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033), getattr(fcntl, "F_GET_SEALS", 1034)
 
 
@@ -87,28 +87,30 @@ def copied(source: memoryview, into: memoryview, number_bytes: int) -> int:
     Of numbers of `number_bytes`, 2 or 4; 0: nothing is looked at. What is looked at is the copy, which nobody else can
     write. All in one piece: each piece more would take Python's lock once more, which the engine's thread waits for.
     """
-    taken = np.frombuffer(into, np.uint8)
-    np.copyto(taken, np.frombuffer(source, np.uint8))
-    return scan(taken.view(f"<u{number_bytes}")).largest if number_bytes else 0
+    given, taken = np.frombuffer(source, np.uint8), np.frombuffer(into, np.uint8)
+    if number_bytes:
+        return scan(given.view(f"<u{number_bytes}"), into=taken).largest
+    np.copyto(taken, given)
+    return 0
 
 
 class KeptSlots:
-    """Memory of transfers that are over, for the next one: pages that are there need not be made and cleared, which
+    """Memory of transfers that are over, for the next ones: pages that are there need not be made and cleared, which
     takes several times as long as writing them. For the same prefix root alone, so that nobody finds in it what
     another tenant's ticket has opened. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[bytes, SharedSlots] = {}
+        self._kept: list[tuple[bytes, SharedSlots]] = []  # the youngest last
 
     def take(self, root: bytes, count: int, size: int) -> SharedSlots:
         """Memory of just so many slots. Raises OSError."""
         with self._lock:
-            kept = self._kept.pop(root, None)
-        if kept is not None and (kept.count, kept.size) == (count, size):
-            return kept
-        if kept is not None:
-            kept.close()
+            for at in reversed(range(len(self._kept))):
+                of, slots = self._kept[at]
+                if (of, slots.count, slots.size) == (root, count, size):
+                    del self._kept[at]
+                    return slots
         return SharedSlots.create(count, size)
 
     def give_back(self, root: bytes, slots: SharedSlots) -> None:
@@ -117,17 +119,16 @@ class KeptSlots:
             slots.close()
             return
         with self._lock:
-            oldest = list(self._kept)[: max(0, len(self._kept) + 1 - MOST_KEPT)]
-            gone = [self._kept.pop(each) for each in ([root] if root in self._kept else oldest)]
-            self._kept[root] = slots
-        for each in gone:
+            self._kept.append((root, slots))
+            gone, self._kept = self._kept[:-MOST_KEPT], self._kept[-MOST_KEPT:]
+        for _, each in gone:
             each.close()
 
     def close(self) -> None:
         """Give it all back."""
         with self._lock:
-            kept, self._kept = list(self._kept.values()), {}
-        for each in kept:
+            kept, self._kept = self._kept, []
+        for _, each in kept:
             each.close()
 
 

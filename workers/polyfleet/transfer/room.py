@@ -21,7 +21,7 @@ from polyfleet.wire.auth import split_host_port
 from polyfleet.wire.tickets import PrefixSource, new_key
 
 log = logging.getLogger(__name__)
-MOST_TRANSFERS = 8  # at a time, each way
+MOST_TRANSFERS = 16  # at a time, each way
 MOST_CONNECTIONS = 64  # of peers, those that have not shown a ticket yet included
 
 

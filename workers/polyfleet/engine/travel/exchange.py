@@ -111,8 +111,11 @@ class Exchange:
 
         return self.fill(hashes, start, write)
 
-    def begin_add(self, hashes: list[bytes], start: int, caches: Sequence[Array]) -> Addition:
-        """`add` but for the writing, which goes on beside steps where the executor has that; `caches` stay until then.
+    def begin_add(
+        self, hashes: list[bytes], start: int, caches: Sequence[Array], read: Callable[[], None] = lambda: None
+    ) -> Addition:
+        """`add` but for the writing, which goes on beside steps where the executor has that; `caches` stay until `read`
+        is called, on whatever thread, unless this raises.
 
         What stands before may be on its way so. `end_add` all of a chain in the order in which they began.
         """
@@ -124,7 +127,7 @@ class Exchange:
         holding = [each + more for each, more in zip(held, blocks, strict=True)]
         part = self._part(caches, first - start // self._holdings.block_size, len(blocks[0]))
         try:
-            writing = self._begin_writing(blocks, part)
+            writing = self._begin_writing(blocks, part, read)
         except Exception:
             self._release(holding)
             raise
@@ -132,7 +135,7 @@ class Exchange:
         self._holdings.arriving[addition] = holding
         return addition
 
-    def _begin_writing(self, blocks: list[list[int]], caches: Sequence[Array]) -> Writing:
+    def _begin_writing(self, blocks: list[list[int]], caches: Sequence[Array], read: Callable[[], None]) -> Writing:
         """By the executor beside its steps, if it can; else it is over when this returns."""
         found: BlockImport | None = None
         if blocks[0]:
@@ -141,7 +144,7 @@ class Exchange:
                 lane.written(each)  # so that no step clears them meanwhile
             begin = getattr(self.executor, "begin_import", None)
             found = begin(*blocks) if begin is not None else None
-        writing = Writing(found or BlockImport(lambda given: self._write(blocks, given)), caches)
+        writing = Writing(found or BlockImport(lambda given: self._write(blocks, given)), caches, read)
         if found is None:
             writing.run()
         else:

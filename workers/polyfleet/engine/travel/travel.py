@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from math import lcm
 from statistics import median
 
@@ -18,7 +19,7 @@ from polyfleet.engine.travel.exchange import Addition, Exchange
 from polyfleet.engine.travel.giving import Giving
 from polyfleet.engine.travel.pace import Pace, mean
 from polyfleet.kvcache.portable import BLOCK_TOKENS
-from polyfleet.kvcache.travelling import FAILURES, Chunk, PrefixFetch, PrefixRoom, Wanted
+from polyfleet.kvcache.travelling import FAILURES, PrefixFetch, PrefixRoom, Wanted
 from polyfleet.wire.tickets import PrefixSource
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class _Arrival:
     tally: _Tally
     tokens: int = 0  # that were taken in
     broken: bool = False  # no more can be
-    additions: deque[tuple[Addition, Chunk, int, float]] = field(default_factory=deque)  # under way: see _begin
+    additions: deque[tuple[Addition, int, int, float]] = field(default_factory=deque)  # under way: see _begin
     costs: list[float] = field(default_factory=list)  # of this thread, seconds a token that each chunk took
 
 
@@ -178,14 +179,15 @@ class Travel:
         chunk, number = found
         began = self._clock()
         try:
-            addition = self._exchange.begin_add(arrival.hashes, chunk.first, chunk.caches)
+            read = partial(arrival.fetch.release, number)
+            addition = self._exchange.begin_add(arrival.hashes, chunk.first, chunk.caches, read)
         except DeviceTimeout:
             raise
         except Exception:
             log.exception("A prefix that another worker sent could not be taken in.")
             arrival.broken = True
             return False
-        arrival.additions.append((addition, chunk, number, self._clock() - began))
+        arrival.additions.append((addition, chunk.first, chunk.tokens, self._clock() - began))
         return True
 
     def _cached(self, arrival: _Arrival) -> bool:
@@ -195,7 +197,7 @@ class Travel:
         """
         additions = arrival.additions
         while additions and not arrival.broken and additions[0][0].writing.over:
-            addition, chunk, number, cost = additions.popleft()
+            addition, first, tokens, cost = additions.popleft()
             began = self._clock()
             try:
                 cached = self._exchange.end_add(addition)
@@ -204,10 +206,9 @@ class Travel:
             except Exception:
                 log.exception("A prefix that another worker sent could not be taken in.")
                 cached = 0
-            arrival.costs.append((cost + self._clock() - began) / chunk.tokens)
-            arrival.fetch.release(number)
-            arrival.broken = cached < chunk.first + chunk.tokens
-            arrival.tokens += 0 if arrival.broken else chunk.tokens
+            arrival.costs.append((cost + self._clock() - began) / tokens)
+            arrival.broken = cached < first + tokens
+            arrival.tokens += 0 if arrival.broken else tokens
         return not arrival.broken
 
     def _end(self, arrival: _Arrival, wanted: bool) -> None:

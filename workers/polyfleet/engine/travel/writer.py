@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 from polyfleet.engine.executor import BlockImport
@@ -14,10 +14,11 @@ POLL_SECONDS = 2e-4
 class Writing:
     """One import's numbers, until they are written; `error` says why they could not be."""
 
-    __slots__ = ("caches", "error", "importing", "over", "wanted")
+    __slots__ = ("_caches", "_read", "error", "importing", "over", "wanted")
 
-    def __init__(self, importing: BlockImport, caches: Sequence[Array]) -> None:
-        self.importing, self.caches = importing, caches
+    def __init__(self, importing: BlockImport, caches: Sequence[Array], read: Callable[[], None]) -> None:
+        """`read` is called on the thread that writes, once `caches` are not looked at any more."""
+        self.importing, self._caches, self._read = importing, caches, read
         self.over, self.wanted = False, True
         self.error: Exception | None = None
 
@@ -25,9 +26,11 @@ class Writing:
         """Write them, unless they are not `wanted` any more."""
         try:
             if self.wanted:
-                self.importing.write(self.caches)
+                self.importing.write(self._caches)
         except Exception as error:
             self.error = error
+        self._caches = ()
+        self._read()
         self.over = True
 
     def wait(self) -> None:

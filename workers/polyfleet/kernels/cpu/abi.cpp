@@ -98,6 +98,6 @@ int32_t pf_executor_step(PfExecutor *executor, int32_t program, const PfStep *st
 
 float *pf_executor_buffer(PfExecutor *executor, int32_t buffer) { return executor->executor.buffer(buffer); }
 
-uint32_t pf_scan(const void *data, int64_t num_bytes, int32_t number_bytes, uint64_t *sums) {
-    return pf::supported_kernels().front()->scan(data, num_bytes, number_bytes, sums);
+uint32_t pf_scan(const void *data, int64_t num_bytes, int32_t number_bytes, uint64_t *sums, void *into) {
+    return pf::supported_kernels().front()->scan(data, num_bytes, number_bytes, sums, into);
 }

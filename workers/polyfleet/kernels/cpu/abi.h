@@ -143,7 +143,7 @@ struct PfExecutor;
 enum PfResult : int32_t { PF_OK, PF_REFUSED = -1, PF_NO_MEMORY = -2 };
 
 // Counts the changes of this file that a library.py of before would misread: raise it there too.
-const int32_t PF_ABI = 13;
+const int32_t PF_ABI = 14;
 PF_API int32_t pf_abi();
 
 // A failing call returns null or a negative PfResult and leaves a sentence here, for the calling thread.
@@ -189,5 +189,6 @@ PF_API int32_t pf_executor_step(PfExecutor *executor, int32_t program, const PfS
 PF_API float *pf_executor_buffer(PfExecutor *executor, int32_t buffer);
 
 // Of numbers of 2 or 4 bytes anywhere in memory the largest magnitude, as bits; and of each whole 4,096 bytes the sum of
-// their 64-bit words modulo 2^64, unless `sums` is null. One look at memory, from any thread.
-PF_API uint32_t pf_scan(const void *data, int64_t num_bytes, int32_t number_bytes, uint64_t *sums);
+// their 64-bit words modulo 2^64, unless `sums` is null. One look at memory, from any thread. Unless `into` is null all is
+// copied there first, and what is looked at is the copy.
+PF_API uint32_t pf_scan(const void *data, int64_t num_bytes, int32_t number_bytes, uint64_t *sums, void *into);

@@ -160,7 +160,7 @@ struct Kernels {
     // Index and value of the largest of n numbers, the first of equal ones; false when not all are finite.
     bool (*largest)(const float *x, int n, int *index, float *value);
     // See pf_scan of abi.h.
-    uint32_t (*scan)(const void *data, int64_t num_bytes, int number_bytes, uint64_t *sums);
+    uint32_t (*scan)(const void *data, int64_t num_bytes, int number_bytes, uint64_t *sums, void *into);
 };
 
 extern const Kernels plain_kernels;

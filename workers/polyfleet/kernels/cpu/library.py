@@ -10,7 +10,7 @@ from typing import Any
 NAME = "libpolyfleet_cpu.dylib" if sys.platform == "darwin" else "libpolyfleet_cpu.so"
 PATH = Path(__file__).parent / NAME
 
-ABI = 13  # PF_ABI of abi.h
+ABI = 14  # PF_ABI of abi.h
 NO_MEMORY = -2  # PfResult of abi.h
 Int32s = POINTER(c_int32)
 READ = ctypes.CFUNCTYPE(c_void_p, c_int32)
@@ -98,7 +98,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "pf_executor_keys": (POINTER(c_uint8), [c_void_p]),
     "pf_executor_values": (POINTER(c_uint8), [c_void_p]),
     "pf_executor_step": (c_int32, [c_void_p, c_int32, POINTER(PfStep)]),
-    "pf_scan": (c_uint32, [c_void_p, c_int64, c_int32, c_void_p]),
+    "pf_scan": (c_uint32, [c_void_p, c_int64, c_int32, c_void_p, c_void_p]),
     "pf_executor_buffer": (POINTER(c_float), [c_void_p, c_int32]),
 }
 
