@@ -38,6 +38,8 @@ UNIT = "tokens/s"
 NAMES = tuple(each.name for each in WORKLOADS)
 OURS = "polyfleet"
 CARD_SHAPES = ("llama3_8b", "smollm2_135m")
+CARD_OPTIONS = ("shapes", "weights", "vllm", "profile")  # of the table of an accelerator alone
+APART = "--model, --peers, --structured, --overhead"  # which ask for other figures than that table
 Settings = dict[str, dict[str, Setting]]  # by contender and workload
 
 
@@ -80,7 +82,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--structured", action="store_true", help="ours alone: with a JSON schema beside free text")
     _add_card(parser)
     chosen = parser.parse_args(arguments)
-    chosen.card = chosen.model is None and chosen.device != "cpu" and not (chosen.peers or chosen.structured)
+    others = chosen.peers or chosen.structured or chosen.overhead
+    chosen.card = chosen.model is None and chosen.device != "cpu" and not others
+    for name in () if chosen.card else CARD_OPTIONS:
+        if getattr(chosen, name) != parser.get_default(name):
+            parser.error(f"--{name}: belongs to an accelerator's table: give its --device, and none of {APART}")
     chosen.shapes = names(parser, "--shapes", chosen.shapes, (*CARD_SHAPES, "tiny"), ())
     chosen.weights = names(parser, "--weights", chosen.weights, ("fp8", "int4"), ())
     chosen.peers = names(parser, "--peers", chosen.peers, tuple(PACKAGES), ())

@@ -66,6 +66,10 @@ def test_rows_compare_with_each_peer() -> None:
         (["--workloads", "decode_2"], "--workloads: decode_2 is not among decode_1, decode_16, prefill_512"),
         (["--model", "/nowhere/x.gguf"], "there is no such file or folder"),
         (["--repeats", "0"], "--repeats: must be 1 or more"),
+        (["--profile"], "--profile: belongs to an accelerator's table: give its --device, and none of --model"),
+        (["--device", "cuda", "--weights", "fp8"], "--weights: belongs to an accelerator's table"),
+        (["--device", "cuda", "--overhead", "--vllm", "/nowhere"], "--vllm: belongs to an accelerator's table"),
+        (["--shapes", "tiny"], "--shapes: belongs to an accelerator's table"),
     ],
 )
 def test_bad_arguments_are_named(
