@@ -57,8 +57,8 @@ class Altered:
         return getattr(self._executor, name)
 
 
-def alter(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
-    """Change what all executors come to but the first, which is the reference."""
+def build_by(monkeypatch: pytest.MonkeyPatch, build: Callable[..., Any]) -> None:
+    """Have executors built by `build(kind, workload, progress)`, but the first, which is the reference."""
     numbers = count()
 
     class Kind:
@@ -66,13 +66,17 @@ def alter(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
             self._kind = find(*args)
 
         def build(self, workload: Workload, progress: Any) -> Any:
-            executor = self._kind.build(workload, progress)
-            return Altered(executor, change) if next(numbers) else executor
+            return build(self._kind, workload, progress) if next(numbers) else self._kind.build(workload, progress)
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._kind, name)
 
     monkeypatch.setattr(checks, "find", Kind)
+
+
+def alter(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    """Change what they come to."""
+    build_by(monkeypatch, lambda kind, *given: Altered(kind.build(*given), change))
 
 
 def test_every_executor_of_the_cpu_gives_the_references_tokens(subject: Subject) -> None:
@@ -87,6 +91,21 @@ def test_a_wrong_token_fails(subject: Subject, monkeypatch: pytest.MonkeyPatch) 
 
     alter(monkeypatch, wrong_behind_8_tokens)
     with pytest.raises(Failed, match=r"prompt 0 differs from the CPU reference at token 3, which leads by \d"):
+        checks.greedy_tokens(subject)
+
+
+@pytest.mark.parametrize("name", ["embedding", "layers.0.k", "layers.1.mlp_norm", "layers.2.down", "lm_head"])
+def test_a_flipped_bit_in_a_weight_fails(subject: Subject, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The highest one of its exponent."""
+
+    def build(kind: Any, workload: Workload, progress: Any) -> Any:
+        weight = workload.weights[name]
+        data = weight.data.clone()
+        data.view(torch.int32)[checks.PROMPTS[1][0] % weight.rows, 42] ^= 1 << 30
+        return kind.build(replace(workload, weights={**workload.weights, name: replace(weight, data=data)}), progress)
+
+    build_by(monkeypatch, build)
+    with pytest.raises(Failed, match=r"differs from the CPU reference|is not finite"):
         checks.greedy_tokens(subject)
 
 
