@@ -131,6 +131,14 @@ async def test_when_the_scheduler_is_gone_the_last_state_stays_with_its_age(tmp_
         assert (await browser.get("/models/new")).status_code == 503
 
 
+async def test_of_a_scheduler_that_was_never_heard_nothing_is_said_to_be_none() -> None:
+    async with ConsoleRig(fleet="127.0.0.1:1") as rig:
+        for path in ("/fleet", "/models", "/requests", "/keys", "/usage", "/bench"):
+            page = (await rig.browser().get(path)).text
+            assert "The scheduler at 127.0.0.1:1 does not answer." in page, path
+            assert 'class="empty"' not in page, path
+
+
 async def test_a_model_is_deployed_scaled_and_undeployed(running: Running, rig: ConsoleRig) -> None:
     browser = rig.browser()
     form = (await browser.get("/models/new")).text
