@@ -4,6 +4,7 @@ Pure. A gateway that has been silent for a while counts no more; what it holds i
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 
 from polyfleet.process.keys import Tenant
 from polyfleet.v1 import fleet_pb2 as pb
@@ -44,13 +45,16 @@ class Leases:
 def apportioned(seats: int, wants: list[int]) -> list[int]:
     """`seats` in parts that add up to it, in proportion to `wants` (all 0: even), by largest remainders.
 
-    As long as there are enough, each has one: its first request need not wait for a report.
+    As long as there are enough, each that wants any has one; and so has each other one that finds one unwanted, whose
+    first request need not wait for a report.
     """
-    first = 1 if seats >= len(wants) else 0
-    left, total = seats - first * len(wants), sum(wants)
+    total, enough = sum(wants), seats >= sum(want > 0 for want in wants)
+    idle = list(accumulate(int(not want) for want in wants))  # so far
+    firsts = [int(enough if want else idle[at] <= seats - total) for at, want in enumerate(wants)]
+    left = seats - sum(firsts)
     exact = [left * want / total if total else left / len(wants) for want in wants]
     parts = [int(each) for each in exact]
     by_remainder = sorted(range(len(wants)), key=lambda each: (parts[each] - exact[each], -wants[each], each))
     for each in by_remainder[: left - sum(parts)]:
         parts[each] += 1
-    return [first + part for part in parts]
+    return [first + part for first, part in zip(firsts, parts, strict=True)]

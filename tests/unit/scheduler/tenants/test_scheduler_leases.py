@@ -12,13 +12,30 @@ TENANT = Tenant("a", tokens_per_minute=1000, max_concurrent=10)
 
 @settings(deadline=None, max_examples=200)
 @given(st.integers(1, 500), st.lists(st.integers(0, 1000), min_size=1, max_size=12))
-def test_seats_add_up_and_everybody_has_one_while_there_are_enough(seats: int, wants: list[int]) -> None:
+def test_seats_add_up_and_who_wants_some_has_one_while_there_are_enough(seats: int, wants: list[int]) -> None:
     parts = apportioned(seats, wants)
     assert sum(parts) == seats
-    assert min(parts) >= (1 if seats >= len(wants) else 0)
+    enough = seats >= sum(want > 0 for want in wants)
+    assert all(parts[at] for at, want in enumerate(wants) if want and enough)
     for mine, want in zip(parts, wants, strict=True):
         for other, less in zip(parts, wants, strict=True):
             assert want < less or mine >= other - 1
+
+
+@pytest.mark.parametrize(
+    ("seats", "wants", "parts"),
+    [
+        (4, [20, 0, 0, 0], [4, 0, 0, 0]),  # all callers on the connections of one: the others hold none of its seats
+        (5, [3, 0, 0], [3, 1, 1]),
+        (5, [4, 0, 0], [4, 1, 0]),
+        (4, [900, 1, 0, 0], [3, 1, 0, 0]),
+        (6, [0, 0, 0], [2, 2, 2]),
+        (2, [0, 0, 0], [1, 1, 0]),
+        (2, [5, 5, 5], [1, 1, 0]),
+    ],
+)
+def test_nobody_holds_seats_that_others_want(seats: int, wants: list[int], parts: list[int]) -> None:
+    assert apportioned(seats, wants) == parts
 
 
 def test_rates_follow_what_is_wanted() -> None:
@@ -30,7 +47,7 @@ def test_rates_follow_what_is_wanted() -> None:
     assert sum(rates) == pytest.approx(1000)
     assert rates[0] > rates[1] > rates[2] > 0
     seats = [leases.leases(each, [TENANT])[0].max_concurrent for each in ("g1", "g2", "g3")]
-    assert (sum(seats), seats[2]) == (10, 1)
+    assert (sum(seats), seats[2]) == (10, 0)
 
 
 def test_a_silent_gateways_part_goes_to_the_others() -> None:
