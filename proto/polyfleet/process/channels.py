@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ class FleetAccess:
     token: str | None = None
     tls: FleetTls | None = None
     token_file: str | Path | None = None
+    _told: set[str] = field(default_factory=set, init=False, repr=False, compare=False)  # what is wrong with the file
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -43,10 +44,14 @@ class FleetAccess:
         """By what the token's file says now, since a key may be changed while this process runs; that which it
         began with where the file can't be read."""
         try:
-            return bearer_metadata(fleet_token(self.token_file))
+            found = bearer_metadata(fleet_token(self.token_file))
         except AuthSetupError as error:
-            log.warning("%s", error)
+            if str(error) not in self._told:
+                log.warning("%s", error)
+            self._told.add(str(error))
             return self.metadata
+        self._told.clear()
+        return found
 
     def channel(self, address: str, role: Role, options: Arguments = FLEET_CHANNEL) -> Any:
         """To a part of this role, for asyncio."""

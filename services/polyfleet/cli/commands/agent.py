@@ -136,7 +136,7 @@ def run(arguments: list[str]) -> int:
     from polyfleet.serving.log_tail import TAIL
     from polyfleet.serving.process import StartError, WorkerProcess
 
-    options = worker_command.make_context("worker", arguments).params
+    options = worker_command.make_context(click.get_current_context().command_path, arguments).params
     set_up_logging(options["log_level"], process="agent")
     TAIL.install("agent")
     try:

@@ -65,6 +65,7 @@ def test_it_does_not_start_where_memory_is_short(monkeypatch: pytest.MonkeyPatch
         (["--join", "host:1", "--accelerator", "abacus"], "abacus"),
         (["--join", "host:1", "--name", "Jane's Mac"], "'--name': \"Jane's Mac\" is not 1 to 128 of"),
         (["--join", "host:1", "--drain-timeout", "nan"], "'--drain-timeout': nan is no finite number"),
+        (["--join", "127.0.0.1:1", "--metrics-listen", "x"], "Usage: agent [OPTIONS]"),
     ],
 )
 def test_what_it_can_not_take_is_named(arguments: list[str], problem: str) -> None:
