@@ -9,7 +9,7 @@ from tests.support.gateway_rig import MODEL, VOCABULARY, GatewayRig, text_worker
 from tests.support.text_assets import byte_level_tokenizer
 
 from polyfleet.client import AsyncClient, InvalidArgumentError
-from polyfleet.gateway.request import generation
+from polyfleet.gateway.request import output
 
 TEXT = "the quick fox"
 IDS = byte_level_tokenizer().encode(TEXT).ids
@@ -24,7 +24,7 @@ def pair() -> tuple[FakeWorker, FakeWorker]:
 
 @pytest.mark.parametrize("most", [3, 2048])
 async def test_each_choice_has_them_once_though_its_worker_dies(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "MAX_PROMPT_LOGPROBS", most)
+    monkeypatch.setattr(output, "MAX_PROMPT_LOGPROBS", most)
     first, second = pair()
     first.drop_after(20)
     async with GatewayRig() as rig, AsyncClient(f"127.0.0.1:{rig.gateway.grpc.port}") as client:

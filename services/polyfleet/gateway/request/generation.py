@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from polyfleet.gateway.request.answers import grammar_named, make_grammar, make_
 from polyfleet.gateway.request.encoding import encode_chat, encode_input, encode_prompt, encode_text
 from polyfleet.gateway.request.inbox import Inbox
 from polyfleet.gateway.request.models import Models, ServedModel
-from polyfleet.gateway.request.output import ChoiceOutput, RequestOutput
+from polyfleet.gateway.request.output import ChoiceOutput, RequestOutput, in_parts
 from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
 from polyfleet.gateway.request.ranking import ranked, ranking_prompts, unit
 from polyfleet.gateway.request.sequences import Sequences
@@ -53,8 +53,6 @@ from polyfleet.wire.requests import (
     TokenizeRequest,
 )
 from polyfleet.wire.sampling import GREEDY, SamplingParams
-
-MAX_PROMPT_LOGPROBS = 2048  # of a delta: with 20 alternatives each, 1 MB
 
 
 class Generation:
@@ -93,7 +91,7 @@ class Generation:
                             if delta.finish_reason is not None:
                                 sequences.cancel(delta.choice)
                             if delta.prompt_logprobs:
-                                *parts, delta = _in_parts(delta)
+                                *parts, delta = in_parts(delta)
                                 for each in parts:
                                     yield each
                             yield delta
@@ -271,16 +269,6 @@ def _sequence(
     if call.trace is not None:
         more |= {"traceparent": call.trace.parent, "tracestate": call.trace.state}
     return SequenceRequest("", prompt_ids, sampling, **more)
-
-
-def _in_parts(delta: Delta) -> Iterator[Delta]:
-    """A delta whose prompt's logprobs are so many that one message would not hold them comes as several."""
-    scores = delta.prompt_logprobs
-    while len(scores) > MAX_PROMPT_LOGPROBS:
-        yield Delta(delta.choice, request_id=delta.request_id, prompt_logprobs=scores[:MAX_PROMPT_LOGPROBS])
-        scores = scores[MAX_PROMPT_LOGPROBS:]
-        delta = delta._replace(request_id="", prompt_logprobs=scores)
-    yield delta
 
 
 def _echo(request: GenerateRequest, served: ServedModel) -> str:

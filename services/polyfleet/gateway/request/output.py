@@ -11,6 +11,8 @@ from polyfleet.text.stop import StopMatcher, StopStrings
 from polyfleet.wire.answers import Delta, FinishReason, SampledToken, TokenLogprobs
 from polyfleet.wire.requests import SequenceRequest
 
+MAX_PROMPT_LOGPROBS = 2048  # of a delta: with 20 alternatives each, 1 MB
+
 
 class ChoiceOutput:
     """Takes the parcels of one choice in order. `text` None: a model without a tokenizer, whose output is ids alone.
@@ -160,3 +162,13 @@ class RequestOutput:
         if self.finished or self._continuous_usage:
             delta = delta._replace(usage=self._record.usage)
         return delta
+
+
+def in_parts(delta: Delta) -> Iterator[Delta]:
+    """A delta whose prompt's logprobs are so many that one message would not hold them comes as several."""
+    scores = delta.prompt_logprobs
+    while len(scores) > MAX_PROMPT_LOGPROBS:
+        yield Delta(delta.choice, request_id=delta.request_id, prompt_logprobs=scores[:MAX_PROMPT_LOGPROBS])
+        scores = scores[MAX_PROMPT_LOGPROBS:]
+        delta = delta._replace(request_id="", prompt_logprobs=scores)
+    yield delta

@@ -6,6 +6,7 @@ from types import TracebackType
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.metrics import Metrics
+from polyfleet.gateway.pace import in_pieces
 from polyfleet.gateway.request.accounts import Record
 from polyfleet.gateway.request.inbox import Inbox, Parcel
 from polyfleet.gateway.request.queue import RequestQueue
@@ -47,8 +48,7 @@ class Sequences:
         self._timer = loop.call_later(self._record.seconds_left, self._expire)
         self._running.add(self._inbox)
         try:
-            for relay in self._relays:
-                relay.start()
+            await in_pieces(SequenceRelay.start, self._relays)
         except BaseException:
             self._end()
             raise
