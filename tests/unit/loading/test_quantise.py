@@ -98,6 +98,8 @@ def test_what_can_not_be_written_leaves_nothing(tmp_path: Path) -> None:
     tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = np.nan
     broken = write_folder(tmp_path / "broken", SHAPE, tensors)
     assert "'model.layers.0.mlp.up_proj.weight' holds numbers that are not finite" in refused(broken, target)
+    make(TINY["gpt2"], columns_first := tmp_path / "gpt2")
+    assert "has no matrices of layers, one by one, that could be quantised" in refused(columns_first, target)
     target.mkdir()
     quantise_folder(source, target, 4, 32, silent)
     assert "is quantised already (compressed-tensors)" in refused(target, tmp_path / "again")

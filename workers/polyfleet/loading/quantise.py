@@ -119,6 +119,8 @@ class _Matrices:
     def _is_one(self, name: str) -> bool:
         graph_names = self._names.graph_names(name)
         known = [PART.sub(r"\1", each) for each in graph_names]
+        if known and known[0].rpartition(".")[2] in self._names.turned:
+            return False  # columns first, which compressed-tensors does not have
         if not known or not all(each in self._read - HEADS and not each.endswith("router") for each in known):
             return False
         dimensions = self.tensors.get(name).dim()
