@@ -42,3 +42,18 @@ def test_what_was_read_is_written_back_by_position() -> None:
     for mine, theirs in zip(there.caches, here.caches, strict=True):
         assert torch.equal(mine[:, [0, 4]], theirs[:, [3, 1]])
         assert not mine[:, [1, 2, 3]].any()
+
+
+def test_rows_of_blocks_hold_what_each_of_them_alone_would_give() -> None:
+    here, there = (KvStorage.allocate(CACHES, 5, 4, torch.float32, torch.device("cpu")) for _ in range(2))
+    for cache in here.caches:
+        cache[:] = torch.randn(cache.shape)
+    blocks = torch.tensor([3, 1])
+    alone = torch.stack([here.read_flat(block[None]) for block in blocks])
+    rows = torch.empty_like(alone).view(torch.uint8)
+    here.read_rows(blocks, rows)
+    assert torch.equal(rows, alone.view(torch.uint8))
+    there.write_rows(torch.tensor([0, 4]), rows)
+    for mine, theirs in zip(there.caches, here.caches, strict=True):
+        assert torch.equal(mine[:, [0, 4]], theirs[:, [3, 1]])
+        assert not mine[:, [1, 2, 3]].any()

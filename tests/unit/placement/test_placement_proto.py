@@ -3,7 +3,7 @@
 import pytest
 
 from polyfleet.placement.fleet import FleetSnapshot, Worker, WorkerState
-from polyfleet.placement.proto import snapshot_from_proto
+from polyfleet.placement.proto import ReportCheck, snapshot_from_proto
 from polyfleet.v1 import fleet_pb2 as pb
 
 
@@ -43,3 +43,17 @@ def test_every_state_has_a_meaning_and_only_ready_is_ready(state: pb.WorkerState
     known = state in pb.WorkerState.values() and state != pb.WORKER_STATE_UNSPECIFIED
     name = pb.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower() if known else "unknown"
     assert worker.state.value == name
+
+
+def test_reports_are_held_against_the_last_sound_one() -> None:
+    check, info = ReportCheck(), pb.WorkerInfo(model=pb.ModelInfo(context_length=64, block_size=16, num_blocks=4))
+
+    def told(step: int, seconds: float, state: pb.WorkerState.ValueType = pb.WORKER_STATE_READY) -> str:
+        counters = pb.EngineCounters(step_seconds=seconds)
+        return check.problem(info, pb.WorkerStatus(state=state, step=step, counters=counters))
+
+    assert told(1, 5.0) == told(2, 8.0) == ""
+    assert told(3, 3.0) == told(4, 3.0) == "seconds in steps: 3, after 8 before"  # which itself is no measure
+    assert told(5, 3.0, pb.WORKER_STATE_LOADING) == ""
+    assert told(6, 8.5) == ""
+    assert told(0, 0.5) == ""  # another engine

@@ -228,3 +228,12 @@ def test_no_weights_keep_a_request_from_the_only_worker(rate: float, weight: flo
     policy: dict[str, Any] = {"unknown_prefill_tokens_per_second": rate, "unknown_decode_tokens_per_second": rate}
     new = replace(FAST, prefill_tokens_per_second=0.0, decode_tokens_per_second=0.0, running_sequences=16)
     assert chosen(new, crowd_weight=weight, late_weight=weight, tie_ratio=blur, **policy) == "w-fast"
+
+
+@pytest.mark.parametrize(("running", "waiting", "promised"), [(1, 0, True), (1, 1, False), (0, 2, False)])
+def test_a_promise_is_believed_until_so_many_sequences_risk_it(running: int, waiting: int, promised: bool) -> None:
+    new = replace(SLOW, worker_id="w-new", accelerator="xpu", prefill_tokens_per_second=0.0)
+    new = replace(new, running_sequences=running, waiting_sequences=waiting)
+    policy = Policy(unknown_sequences=2, unknown_prefill_tokens_per_second=1e9)
+    note = place(REQUEST, FleetSnapshot("e", 1, (FAST, SLOW, new)), policy).verdicts[2]
+    assert (note.expected_wait_seconds < 0.01) == promised

@@ -99,3 +99,14 @@ def test_the_depth_is_found_wherever_it_lies(length: int, held: int) -> None:
     prefixes = PrefixMap()
     prefixes.learn("w", range(held))
     assert prefixes.cached_at("w", range(length)) == min(held, length)
+
+
+@pytest.mark.parametrize("first", range(6))
+@pytest.mark.parametrize("second", range(6))
+def test_each_worker_is_told_apart_however_much_the_one_before_it_holds(first: int, second: int) -> None:
+    prefixes = PrefixMap()
+    chain = list(range(1, 6))
+    prefixes.learn("w-1", chain[:first])
+    prefixes.learn("w-2", chain[:second])
+    held = {"w-1": first * 64, "w-2": second * 64}
+    assert prefixes.cached_tokens(chain) == {worker: tokens for worker, tokens in held.items() if tokens}

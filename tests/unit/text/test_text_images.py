@@ -144,7 +144,13 @@ def test_the_process_answers_whatever_it_is_given() -> None:
     assert server.answer(PrepareImage(5.0, b"")) == Refused("messages", "show images, but this model sees none")
 
 
-@pytest.mark.parametrize("change", [{"side": 0}, {"rows": "4"}, {"resample": "bad"}, {"longest_edge": 99999}])
-def test_settings_out_of_range_are_refused(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("change", [{"side": 0}, {"rows": SIDE**2 + 1}, {"longest_edge": 99999}])
+def test_sizes_out_of_range_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(TextAssetsError, match="images have sizes that are out of range"):
+        PromptText(document(images={**STATED, **change}))
+
+
+@pytest.mark.parametrize("change", [{"rows": "4"}, {"resample": "bad"}])
+def test_settings_of_another_kind_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(TextAssetsError, match="images"):
         PromptText(document(images={**STATED, **change}))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from polyfleet.wire.limits import FieldError, check_range, shown
+from polyfleet.wire.limits import FieldError, check_accelerator, check_range, shown
 from polyfleet.wire.sampling import SamplingParams
 
 HUGE = 10**400
@@ -45,3 +45,14 @@ def test_sampling_fields_may_be_huge(field: str) -> None:
 
 def test_numbers_are_shown_in_full_up_to_64_bits() -> None:
     assert [shown(17), shown(1_000_000), shown(-(2**63)), shown(0.1)] == ["17", "1000000", str(-(2**63)), "0.1"]
+
+
+@pytest.mark.parametrize("name", ["", "auto", "CUDA", "9000", "a-", "a b", "a" * 64])
+def test_what_can_be_no_accelerator_s_name_is_refused(name: str) -> None:
+    with pytest.raises(FieldError, match=r"^accelerator"):
+        check_accelerator("accelerator", name)
+
+
+@pytest.mark.parametrize("name", ["cuda", "a", "my_chip-2", "a" * 63])
+def test_a_third_party_s_name_may_be_an_accelerator_s(name: str) -> None:
+    check_accelerator("accelerator", name)

@@ -50,3 +50,10 @@ def test_few_prompt_tokens_say_little_of_how_long_many_take() -> None:
     for _ in range(100):
         rates.add_step(0, 4, 0.01)
     assert rates.prefill.per_second == pytest.approx(20_000)
+
+
+def test_64_prompt_tokens_are_few_and_65_are_many() -> None:
+    rates = Rates()
+    rates.add_step(0, 65, 0.065)
+    rates.add_step(0, 64, 0.001)
+    assert rates.prefill.per_second == pytest.approx(1000)
