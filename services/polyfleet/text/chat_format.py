@@ -53,24 +53,10 @@ class ChatFormat:
 
 def find_format(template: ChatTemplate) -> ChatFormat:
     """The template's format. Raises TextAssetsError when what a user says reaches the prompt in no form."""
-    for parts in (False, True):
-        if any(_reaches(text) for text in _rendered(template, "user", parts)):
-            break
-    else:
-        if any(text is not None for form in (False, True) for text in _rendered(template, "user", form)):
-            raise TextAssetsError(
-                "The model's chat template leaves out what the user says, be it given as text or as a list of parts."
-            )
-        parts = False  # it refuses everything here: let it tell each caller why
-    left_out = {role for role in LAYOUTS if role != "user" and _leaves_out(template, role, parts)}
-    no_content: str | None
-    for no_content in (None, ""):
-        called = [_with_call(template, parts, arguments, no_content) or "" for arguments in ARGUMENTS]
-        if any(called):
-            break
-    else:
-        no_content = None
+    parts = _wants_parts(template)
+    no_content, called = _called(template, parts)
     objects, texts = (MARK in each for each in called)
+    left_out = {role for role in LAYOUTS if role != "user" and _leaves_out(template, role, parts)}
     if objects or texts:
         left_out.discard("tool")
     kept = (each for each in THOUGHTS if MARK in (_with_call(template, parts, {}, no_content, **{each: MARK}) or ""))
@@ -86,6 +72,30 @@ def find_format(template: ChatTemplate) -> ChatFormat:
         short_ids=any(called)
         and not any(_with_call(template, parts, each, no_content, USUAL_ID) for each in ARGUMENTS),
     )
+
+
+def _wants_parts(template: ChatTemplate) -> bool:
+    """Whether a user's content has to be a list of parts. Raises TextAssetsError where it is left out either way."""
+    taken = False
+    for parts in (False, True):
+        texts = _rendered(template, "user", parts)
+        if any(_reaches(text) for text in texts):
+            return parts
+        taken = taken or any(text is not None for text in texts)
+    if taken:
+        raise TextAssetsError(
+            "The model's chat template leaves out what the user says, be it given as text or as a list of parts."
+        )
+    return False  # it refuses everything here: let it tell each caller why
+
+
+def _called(template: ChatTemplate, parts: bool) -> tuple[str | None, list[str]]:
+    """What stands as content beside a call of a tool, and the prompt by each of ARGUMENTS; "" where it is refused."""
+    for no_content in (None, ""):
+        called = [_with_call(template, parts, arguments, no_content) or "" for arguments in ARGUMENTS]
+        if any(called):
+            return no_content, called
+    return None, ["" for _ in ARGUMENTS]
 
 
 def _rendered(template: ChatTemplate, role: str, parts: bool) -> list[str | None]:
