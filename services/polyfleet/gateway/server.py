@@ -88,10 +88,9 @@ class Gateway:
         authenticator = Authenticator(Path(config.keys_file) if config.keys_file else None)
         fair = FairOrder(lambda: authenticator.tenants, lambda: authenticator.num_tenants)
         queue = RequestQueue(self.view, partial(place, policy=config.placement), limits, self.metrics, fair)
-        books = Quotas(lambda: authenticator.tenants, config.processes), UsageBook(), RecentRequests()
+        accounts = self._accounts(config, authenticator)
+        books = accounts.quotas, accounts.usage, accounts.recent
         self._reporter = UsageReporter(self._fleet.report_usage, *books, self.metrics.demand)
-        kept = *books, self._begins.behind
-        accounts = Accounts(self.ledger, self.metrics, limits.max_request_seconds, config.objectives, *kept)
         self._generation = Generation(
             Models(self.view, self._tokenizers, queue, limits, own_defaults=config.generation_config == "auto"),
             queue,
@@ -102,17 +101,49 @@ class Gateway:
         self._health = Health(self.view.num_ready, self.view.reason)
         parts = GatewayParts(self._generation, authenticator, self.metrics, self._health, limits, self._begins)
         share = connection_share(raise_descriptor_limit(), limits.max_connections, ports=2)
-        doors = Doors(share, limits.max_connections_per_address, partial(self.metrics.refused, "http"))
-        app = create_app(parts, config.cors_origins)
-        served = self._certificate, self._begins, handed.http if handed else None
-        self.http = HttpServer(app, config.http_listen, "--http-listen", limits, doors, *served)
+        self.http = self._http(parts, config, share)
         self.relay = AgentRelay(config.fleet)
-        to_agents = self.relay, _to_agents(config, access.token), handed.grpc if handed else None
-        self.grpc = GrpcServer(parts, config, self._certificate, share, *to_agents)
+        self.grpc = self._grpc(parts, config, share, _to_agents(config, access.token))
         self.monitoring = self._monitoring(config)
         self.peers = self._peer_server(config, access) if config.peer_listen else None
         self._drain_seconds = limits.drain_seconds
         self._tasks = Tasks()
+
+    def _accounts(self, config: GatewayConfig, authenticator: Authenticator) -> Accounts:
+        return Accounts(
+            self.ledger,
+            self.metrics,
+            config.limits.max_request_seconds,
+            objectives=config.objectives,
+            quotas=Quotas(lambda: authenticator.tenants, config.processes),
+            usage=UsageBook(),
+            recent=RecentRequests(),
+            behind=self._begins.behind,
+        )
+
+    def _http(self, parts: GatewayParts, config: GatewayConfig, share: int) -> HttpServer:
+        limits = config.limits
+        return HttpServer(
+            create_app(parts, config.cors_origins),
+            config.http_listen,
+            "--http-listen",
+            limits,
+            Doors(share, limits.max_connections_per_address, partial(self.metrics.refused, "http")),
+            certificate=self._certificate,
+            begins=self._begins,
+            source=self._handed.http if self._handed else None,
+        )
+
+    def _grpc(self, parts: GatewayParts, config: GatewayConfig, share: int, to_agents: Objection) -> GrpcServer:
+        return GrpcServer(
+            parts,
+            config,
+            certificate=self._certificate,
+            max_connections=share,
+            relay=self.relay,
+            agents=to_agents,
+            source=self._handed.grpc if self._handed else None,
+        )
 
     def _monitoring(self, config: GatewayConfig) -> HttpServer:
         doors = Doors(MONITORS, MONITORS, partial(self.metrics.refused, "metrics"))

@@ -56,7 +56,9 @@ class Scheduler:
         self._registry.set_deployments(self._store.deployments())
         self._feed = SnapshotFeed(self._registry)
         demand = Demand()
-        self._controller = Controller(config, self._store, self._registry, self._feed, cluster, access, demand)
+        self._controller = Controller(
+            config, self._store, self._registry, self._feed, cluster, access=access, demand=demand
+        )
         keys_file = Path(config.keys_file) if config.keys_file else None
         auth = FleetAuth(config.listen, token, keys_file, fleet_keys)
         self._server = self._make_server(auth)

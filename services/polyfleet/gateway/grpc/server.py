@@ -62,6 +62,7 @@ class GrpcServer:
         self,
         parts: GatewayParts,
         config: GatewayConfig,
+        *,
         certificate: ServedCertificate | None,
         max_connections: int,
         relay: AgentRelay,

@@ -45,6 +45,7 @@ class Accounts:
         ledger: Ledger,
         metrics: Metrics,
         max_seconds: float,
+        *,
         objectives: Objectives | None = None,
         quotas: Quotas | None = None,
         usage: UsageBook | None = None,

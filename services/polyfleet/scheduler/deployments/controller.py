@@ -56,6 +56,7 @@ class Controller:
         registry: Registry,
         feed: SnapshotFeed,
         cluster: Cluster,
+        *,
         access: FleetAccess | None = None,
         demand: Demand | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -140,8 +141,9 @@ class Controller:
             records = self._registry.records
             removed = {name for r in records if self._store.was_removed(name := r.info.deployment)}
             attach = {name for name, launch in self._config.accelerators.items() if launch.mode == "attach"}
+            nodes, known = await self._known_nodes(), self._launches
             plan = reconcile(
-                self._store.deployments(), reports, records, await self._known_nodes(), removed, attach, self._launches
+                self._store.deployments(), reports, records, nodes, removed=removed, attach=attach, known=known
             )
             self._upkeep.follow(reports, records, plan.problems)
             for change in adapter_changes(self._store.deployments(), records):

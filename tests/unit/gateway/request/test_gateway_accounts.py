@@ -72,7 +72,7 @@ def test_requests_are_judged_by_the_objectives(monkeypatch: pytest.MonkeyPatch) 
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     accounts = Accounts(
-        Ledger(), metrics := Metrics(), 10, Objectives(time_to_first_token=2, time_per_output_token=0.5)
+        Ledger(), metrics := Metrics(), 10, objectives=Objectives(time_to_first_token=2, time_per_output_token=0.5)
     )
 
     def fail(error: BaseException) -> None:

@@ -90,6 +90,7 @@ class HttpServer:
         flag: str,
         limits: Limits,
         doors: Doors,
+        *,
         certificate: ServedCertificate | None = None,
         begins: Begins | None = None,
         source: Source | None = None,
