@@ -6,7 +6,7 @@ the shares stay, and the newest one's part only grows as its share does.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from polyfleet.gateway.fleet.outlook import served_name
@@ -33,23 +33,32 @@ def targets_of(model: str, wishes: Iterable[pb.ModelDeployment], ready: Sequence
     if pools := _pools_of(model, wishes, ready):
         return pools
     shared = [each for each in wishes if served_name(each) == model and each.traffic]
-    targets, rest = list[Target](), list(ready)
-    for wish in shared:
-        mine = [each for each in ready if each.deployment == wish.name]
-        rest = [each for each in rest if each.deployment != wish.name]
-        for share in sorted(wish.traffic, key=lambda each: -each.revision):
-            revision = Revision(wish.name, share.revision)
-            print_ = prevailing_fingerprint(each for each in mine if each.revision == revision)
-            if print_ is not None and share.percent:
-                targets.append(Target(share.percent * len(mine) / 100, print_, revision))
+    named = {wish.name for wish in shared}
+    rest = [each for each in ready if each.deployment not in named]
+    targets = [target for wish in shared for target in _revisions_of(wish, ready)]
     if rest and all(each.revision for each in rest):
-        newest = {each.fingerprint: each.revision for each in sorted(rest, key=_number)}
-        counts = Counter(each.fingerprint for each in rest)
-        prints = sorted(counts, key=lambda each: (-(newest[each] or NO_REVISION).number, each))
-        targets += [Target(counts[each], each, None) for each in prints]
+        targets += _fingerprints_of(rest)
     elif targets and (prevailing := prevailing_fingerprint(rest)) is not None:
         targets.append(Target(len(rest), prevailing, None))
     return tuple(targets) if len(targets) > 1 else ()
+
+
+def _revisions_of(wish: pb.ModelDeployment, ready: Sequence[Worker]) -> Iterator[Target]:
+    """The deployment's revisions that have shares of its requests and ready workers, by how many workers it has."""
+    mine = [each for each in ready if each.deployment == wish.name]
+    for share in sorted(wish.traffic, key=lambda each: -each.revision):
+        revision = Revision(wish.name, share.revision)
+        print_ = prevailing_fingerprint(each for each in mine if each.revision == revision)
+        if print_ is not None and share.percent:
+            yield Target(share.percent * len(mine) / 100, print_, revision)
+
+
+def _fingerprints_of(workers: Sequence[Worker]) -> Iterator[Target]:
+    """The weights that these workers have, each by how many have it, those of the newest revision first."""
+    newest = {each.fingerprint: each.revision for each in sorted(workers, key=_number)}
+    counts = Counter(each.fingerprint for each in workers)
+    for print_ in sorted(counts, key=lambda each: (-(newest[each] or NO_REVISION).number, each)):
+        yield Target(counts[print_], print_, None)
 
 
 def _pools_of(model: str, wishes: Iterable[pb.ModelDeployment], ready: Sequence[Worker]) -> tuple[Target, ...]:
