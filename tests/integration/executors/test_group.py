@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -186,6 +187,21 @@ def test_a_rank_that_dies_at_load_is_named(folder: Path, monkeypatch: pytest.Mon
     with pytest.raises(ValueError, match="rank 1 of 2 ended with status 1"):
         Engine.load(str(folder), options(tensor_parallel=2))
     assert {each.pid for each in psutil.Process().children()} <= before
+
+
+@pytest.mark.slow
+def test_a_rank_beats_once_its_libraries_are_loaded(tmp_path: Path) -> None:
+    """While they are, nothing else runs in it: on a busy machine it would be taken for one that hangs."""
+    group = members.Members(2)
+    meeting = {"backend": "gloo", "store": str(tmp_path / "store"), "devices": ["cpu"] * 2}  # where it waits for rank 0
+    group.tell({"do": "start", "size": 2, "options": asdict(EngineOptions()), **meeting})
+    while not group.board.beats[1]:
+        group.check()
+        time.sleep(0.01)
+    loaded = Path(f"/proc/{group.pids[0]}/maps").read_text()
+    os.kill(group.pids[0], signal.SIGKILL)
+    group.close()
+    assert "libtorch" in loaded
 
 
 @pytest.mark.slow
