@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tests.support.tiny_architectures import TINY, make
 from tests.support.tiny_models import Array, TinyShape, random_tensors, write_folder
 
+from polyfleet.cli.main import cli
 from polyfleet.kernels.weights.quantisation import dequantise
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import ModelFileError
@@ -88,6 +91,19 @@ def refused(source: Path, target: Path, group: int = 0) -> str:
         quantise_folder(source, target, 4, group, silent)
     assert sorted(target.parent.iterdir()) == before
     return str(caught.value)
+
+
+def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("polyfleet.loading.quantise.save_file", full)
+    source, target = write_folder(tmp_path / "model", SHAPE), tmp_path / "small"
+    result = CliRunner().invoke(cli, ("quantize", str(source), str(target), "--to", "int8"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    problem = "can't be written: I/O error: No space left on device (os error 28)."
+    assert result.stderr.splitlines()[-1] == f"Error: {target} {problem}"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model"]
 
 
 def test_what_can_not_be_written_leaves_nothing(tmp_path: Path) -> None:

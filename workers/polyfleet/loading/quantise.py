@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -59,7 +60,7 @@ def quantise_folder(source: Path, destination: Path, bits: int, group: int, prog
     """Write `destination`, a folder that is not there yet or empty; `group` 0: the largest usual one that fits.
 
     Weights become the nearest of 2^bits steps around 0, with a scale for each `group` columns of a row. Raises
-    ModelFileError; nothing is left of what was not written to its end.
+    ModelFileError, or OSError where it can't be written; nothing is left of what was not written to its end.
     """
     check_is_model(source)
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
@@ -162,7 +163,10 @@ def _write_weights(
             progress(done / len(tensors.places))
         after += sum(tensor.nbytes for tensor in stored.values())
         places |= dict.fromkeys(stored, file.name)
-        save_file(stored, folder / file.name, metadata={"format": "pt"})
+        try:
+            save_file(stored, folder / file.name, metadata={"format": "pt"})
+        except SafetensorError as error:  # what the system said is in its text
+            raise OSError(0, str(error), str(folder / file.name)) from None
     kept = len(tensors.places) - len(matrices.names)
     return Quantised(group, quantised, kept, before, after), places
 

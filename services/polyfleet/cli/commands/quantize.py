@@ -90,6 +90,8 @@ def _write(source: Path, destination: Path, bits: int, group: int, progress: Cal
 
     try:
         return asdict(quantise_folder(source, destination, bits, group, progress))
+    except OSError as error:
+        raise CliError(f"{destination} can't be written: {error.strerror}.") from None
     except ValueError as error:
         raise CliError(sentence(error), ExitCode.BAD_INPUT) from None
 
