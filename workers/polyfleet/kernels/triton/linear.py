@@ -199,7 +199,7 @@ def linear(matrix: Matrix, tuned: Tuning, x: Tensor, given: Operands, *, silu: b
     span = matrix.span if stream and stream.rows == 1 else 0  # of a row that is made pairs inside
     met = met_by(matrix, tuned, x, inside=span > 0)
     alone = tuned.alone if count == 1 and small and met.kind == 0 else None
-    cut = stream or alone or tuned.cut(met.kind, count, silu=silu)
+    cut = stream or alone or tuned.cut(met.kind, count, silu=silu, wide=x.element_size() > 2)
     halves, behind = (2 if silu else 1), 2 if given.residual is not None else int(silu)
     tiles = triton.cdiv(matrix.rows // halves, cut.block // halves)
     splits = 1 if alone else cut.splits(tiles, matrix.columns)

@@ -1,6 +1,6 @@
 """Sizes that differ by architecture and nothing else does: tiles, warps, stages. The kernels are the same source."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -79,10 +79,11 @@ class Tuning:
         """Of dense products."""
         return self.products[0][-1].rows
 
-    def cut(self, kind: int, rows: int, *, silu: bool) -> Cut:
-        """For a number of rows that some cut has."""
+    def cut(self, kind: int, rows: int, *, silu: bool, wide: bool = False) -> Cut:
+        """For a number of rows that some cut has; `wide`: rows in float32, of which there is room for half as many."""
         cuts = self.halves if silu and self.halves else self.products
-        return next(cut for cut in cuts[kind] if cut.rows >= rows)
+        found = next(cut for cut in cuts[kind] if cut.rows >= rows)
+        return replace(found, stages=min(found.stages, WIDE_STAGES)) if wide else found
 
     def stream(self, kind: int, rows: int, outputs: int, columns: int) -> Cut | None:
         """For `hopper_linear`; None where the other kernel is as fast, or alone can hold what a program has."""
@@ -93,6 +94,7 @@ class Tuning:
         return None
 
 
+WIDE_STAGES = 2
 HELD = 8192  # columns of which shared memory has room for scales, and for a row's pairs
 CODES_80 = (Cut(32, 32, 64, 2, 3, 256, 0), Cut(128, 32, 16, 2, 2, 256, 0))
 CODES_GFX = (Cut(32, 32, 16, 2, 1, 256, 0), Cut(128, 32, 16, 4, 1, 256, 0))
