@@ -25,6 +25,7 @@ class Played:
         self.host_buffers = None
         self.chunks = [Chunk(at * TOKENS, (np.zeros((2, TOKENS, 1, 4), np.float16),)) for at in range(len(costs))]
         self.over, self.reason, self.seconds = True, "", 0.5
+        self.begun = self.most_begun = 0
 
     @property
     def waiting(self) -> int:
@@ -35,10 +36,13 @@ class Played:
 
     def begin_add(self, hashes: list[bytes], first: int, caches: Any, read: Any) -> Any:
         self.now += self.costs[first // TOKENS] / 4
+        self.begun += 1
+        self.most_begun = max(self.most_begun, self.begun)
         return SimpleNamespace(first=first, writing=SimpleNamespace(over=True))
 
     def end_add(self, addition: Any) -> int:
         self.now += self.costs[addition.first // TOKENS] * 3 / 4
+        self.begun -= 1
         return int(addition.first) + TOKENS
 
     def take(self) -> tuple[Chunk, int] | None:
@@ -53,8 +57,8 @@ class Played:
     release = done = clear = nothing
 
 
-def travelled(costs: list[float]) -> tuple[Travel, Played]:
-    """One prompt that has been fetched and taken in."""
+def travelled(costs: list[float], step_seconds: float = 0.0) -> tuple[Travel, Played]:
+    """One prompt that has been fetched and taken in, between steps that take so long."""
     played: Any = Played(costs)
     giving: Any = SimpleNamespace(advance=lambda until: None, has_work=False, given_tokens=0, computed_prompts=0)
     travel = Travel(played, played, giving, TOKENS, lambda: 1000.0, lambda: played.now)
@@ -67,6 +71,7 @@ def travelled(costs: list[float]) -> tuple[Travel, Played]:
     )
     travel.begin(sequence, PrefixSource("a:1", "", b"t" * 16, b"s" * 32, tokens, 1.0))
     while travel.arriving_tokens:
+        played.now += step_seconds
         travel.advance()
     return travel, played
 
@@ -85,3 +90,11 @@ def test_what_is_done_once_the_first_time_costs_no_later_prompt() -> None:
 def test_what_each_chunk_costs_is_learned() -> None:
     travel, _ = travelled([0.004] * CHUNKS)
     assert travel.counts[-1] == pytest.approx(TOKENS / 0.004)
+
+
+@pytest.mark.parametrize("most", [1, 3, CHUNKS])
+def test_no_more_chunks_are_being_written_than_may_be(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyfleet.engine.travel.travel.MOST_BEGUN", most)
+    travel, played = travelled([0.0001] * CHUNKS, step_seconds=1.0)
+    assert played.most_begun == most
+    assert travel.fetched_tokens == CHUNKS * TOKENS

@@ -29,6 +29,7 @@ UNKNOWN_SECONDS = 10.0  # where it is not known what computing takes
 UNREACHABLE_SECONDS = 10.0  # after which a peer that could not be reached is tried again
 RATE_SECONDS = 20.0  # how long rates are known: then they are found out again
 HELD_UP_SHARE, MOST_HELD_UP = 0.25, 0.05  # of the time since the last step, seconds: for giving, and for taking
+MOST_BEGUN = 64  # chunks of a fetch that are being written, whose memory is not free before a step has seen it
 LEAST_PACE = 1e-9  # seconds for a token, of whatever clock
 MOST_UNREACHABLE = 1000  # peers that are remembered so
 
@@ -164,7 +165,7 @@ class Travel:
         wanted = arrival.sequence.state is SequenceState.WAITING
         over = arrival.fetch.over  # before the last chunk is looked for
         if wanted and self._cached(arrival):
-            while self._begin(arrival) and self._clock() < until:
+            while len(arrival.additions) < MOST_BEGUN and self._begin(arrival) and self._clock() < until:
                 pass
             if self._cached(arrival) and (arrival.additions or arrival.fetch.waiting or not over):
                 return True
