@@ -40,6 +40,10 @@ KINDS: dict[type, set[int]] = {
     str: {pb.WorkerOptions.DESCRIPTOR.fields_by_name["dtype"].type},
 }
 BAD: dict[type, Any] = {bool: "maybe", int: -1, float: -1.5, str: "in\nvalid"}
+BESIDE: dict[str, dict[str, Any]] = {  # one is of no use without the other
+    "speculation": {"draft_model": "/models/draft"},
+    "draft_model": {"speculation": "draft"},
+}
 WORKERS = "polyfleet-worker-p"
 TOGETHER = "step_tokens: must be over max_sequences (8), not 8"
 options = pytest.mark.parametrize("option", OPTIONS.values(), ids=lambda each: each.name)
@@ -132,11 +136,11 @@ def test_the_message_has_it(option: Option) -> None:
 
 @options
 def test_a_value_reaches_the_engine(option: Option) -> None:
-    value = example(option)
-    wish = to_proto(Deployment(name="a", source="b", options=StatedOptions({option.name: value})))
+    values = BESIDE.get(option.name, {}) | {option.name: example(option)}
+    wish = to_proto(Deployment(name="a", source="b", options=StatedOptions(values)))
     check_deployment(wish)
     engines = options_of(wish.options, "cpu")
-    assert engines == EngineOptions(device="cpu", canary=True, **{option.name: value})
+    assert engines == EngineOptions(device="cpu", canary=True, **values)
     assert engines != EngineOptions(device="cpu", canary=True)
 
 
