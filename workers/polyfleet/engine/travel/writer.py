@@ -17,7 +17,7 @@ class Writing:
     __slots__ = ("_caches", "_read", "error", "importing", "over", "wanted")
 
     def __init__(self, importing: BlockImport, caches: Sequence[Array], read: Callable[[], None]) -> None:
-        """`read` is called on the thread that writes, once `caches` are not looked at any more."""
+        """`read`, which raises nothing, is called on the writing thread once `caches` are looked at no more."""
         self.importing, self._caches, self._read = importing, caches, read
         self.over, self.wanted = False, True
         self.error: Exception | None = None
