@@ -74,9 +74,8 @@ class Engine:
         capacity = capacity_of(options, window_of(executor, config))
         speculator = None if no_drafts else speculator_of(options, executor, draft_model)
         speculation = f"off: {no_drafts}" if no_drafts else shown(options)
-        self.facts = facts_of(
-            config, options, executor, fingerprint, passed_over=passed_over, speculation=speculation, sees=bool(tower)
-        )
+        stated = config, options, capacity, executor, fingerprint
+        self.facts = facts_of(*stated, passed_over=passed_over, speculation=speculation, sees=tower is not None)
         self.options, self.tokenizer, self.canary = options, tokenizer, canary
         self._executor, self._draft_model = executor, draft_model
         self._encoder = ImageEncoder(tower) if tower is not None else None
@@ -271,7 +270,8 @@ class Engine:
             ),
         )
 
-    def _held_tokens(self) -> int:  # room for them in the blocks that sequences use
+    def _held_tokens(self) -> int:
+        """Room for tokens in the KV blocks that sequences use."""
         return (self._pool.num_blocks - self._pool.num_free) * self.facts.block_size
 
     def woken(self) -> None:

@@ -1,8 +1,7 @@
 """What follows from a model and its resolved options: the facts that an engine tells, and the limits of its batches."""
 
 from polyfleet.engine.batching.batch import BatchLimits
-from polyfleet.engine.choosing.sizing import capacity_of
-from polyfleet.engine.executor import Executor
+from polyfleet.engine.executor import Capacity, Executor
 from polyfleet.engine.facts import EngineFacts
 from polyfleet.models.config import ModelConfig
 from polyfleet.wire.features import FEATURES, IMAGES
@@ -29,6 +28,7 @@ def limits_of(options: EngineOptions, config: ModelConfig, fingerprint: str) -> 
 def facts_of(
     config: ModelConfig,
     options: EngineOptions,
+    capacity: Capacity,
     executor: Executor,
     fingerprint: str,
     *,
@@ -37,7 +37,6 @@ def facts_of(
     sees: bool,
 ) -> EngineFacts:
     """What an engine tells; `sees`: whether it takes images."""
-    capacity = capacity_of(options)
     return EngineFacts(
         name=config.name,
         architecture=config.architecture,
